@@ -29,9 +29,9 @@ from fairseq import checkpoint_utils, trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 USER_DIR = ROOT / "user_dir"
-MAIN = "from fairseq_plugins.cli.main import main; main()"  # runs fairseq-plugins by python -c
+MAIN = "from fairseq_plugins.cli.main import main; main()"  # for python -c
 
-# One epoch has four updates, and takes seconds.
+# One epoch has four updates, and is trained in seconds.
 MODEL = ["--encoder-layers", "[(16, 3)] * 2", "--decoder-layers", "[(16, 3)] * 2"]
 SIZES = ["--encoder-embed-dim", "16", "--decoder-embed-dim", "16", "--decoder-out-embed-dim", "16"]
 TRAINING = ["--optimizer", "nag", "--momentum", "0.99", "--lr", "0.25", "--clip-norm", "0.1", "--batch-size", "16"]
@@ -63,12 +63,12 @@ def become(
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
-    # Differences between a forked process and one that a user starts.
+    # These lines undo differences between a forked process and a process that a user starts.
     multiprocessing.set_start_method("fork", force=True)
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     numpy.random.seed()  # noqa: NPY002  (fairseq's generator)
-    if command == "train":  # it sets up logging before it imports fairseq, which does so, too
+    if command == "train":  # fairseq-train sets up logging before it imports fairseq, which does so again
         logging.getLogger().handlers.clear()
     sys.argv = [f"fairseq-{command}", *words]
     importlib.import_module(f"fairseq_cli.{command}").cli_main()
@@ -169,7 +169,7 @@ def make_data(folder: Path) -> Path:
 
 
 def keep_the_model(path: Path, *arguments: Any) -> None:
-    """Run `become`, and save the parameters at the end of its training."""
+    """Run `become`, and save the model's parameters at the end of training."""
     made, init = [], trainer.Trainer.__init__
 
     def keep(self: trainer.Trainer, *args: Any, **kwargs: Any) -> None:
@@ -182,14 +182,14 @@ def keep_the_model(path: Path, *arguments: Any) -> None:
 
 
 def one_of_two(folder: Path) -> list[str]:
-    """Return fairseq-train's options for each of two processes that are started by hand; the rank follows them."""
-    place = f"file://{tempfile.mkdtemp(dir=folder)}/store"  # a port that is free now may be used later
+    """Return fairseq-train's options for each of two processes that are started by hand, without the rank."""
+    place = f"file://{tempfile.mkdtemp(dir=folder)}/store"  # a port that is free now may be taken later
     words = ["--distributed-world-size", "2", "--distributed-backend", "gloo", "--distributed-no-spawn"]
     return [*words, "--distributed-init-method", place, "--distributed-rank"]
 
 
 def shown(output: str, part: str) -> list[dict[str, Any]]:
-    """Return the JSON records of a log, whichever way loggers write their names."""
+    """Return the JSON records of a log, for any format of logger names."""
     pattern = rf'\b{part}\b\W+(?:INFO\W+)?(\{{".*\}})$'
     return [json.loads(found) for found in re.findall(pattern, output, re.MULTILINE)]
 
@@ -208,9 +208,9 @@ def full_disk(size: int) -> Iterator[None]:
 def train_two_processes_as_one(
     folder: Path, *options: object, backend: str = "legacy_ddp"
 ) -> tuple[str, str, dict[str, torch.Tensor]]:
-    """Train with two processes, and with one process and twice the update frequency; all get the same parameters.
+    """Train with two processes, and with one process and twice the update frequency; check that parameters are equal.
 
-    Returns the output of the first of the two and of the single process, and the parameters.
+    Returns the outputs of the first of the two processes and of the single process, and the parameters.
     """
     parallel = ["--ddp-backend", backend, *one_of_two(folder)]
     processes = []
@@ -234,7 +234,7 @@ def train_two_processes_as_one(
 
 
 def save_model(model: torch.nn.Module, args: Namespace, path: Path) -> Path:
-    """Save a checkpoint, in the format of fairseq's trainer, of a model that was built with these options."""
+    """Save a checkpoint of a model that was built with these options, in the format of fairseq's trainer."""
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]
     torch.save({"args": args, "model": model.state_dict(), "optimizer_history": history, "extra_state": {}}, path)
     return path

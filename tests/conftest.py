@@ -31,11 +31,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    torch.backends.cudnn.allow_tf32 = False  # cuDNN's products would have ten bits
+    torch.backends.cudnn.allow_tf32 = False  # TF32 would reduce products to ten bits of precision
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the longest tests first, so that no worker ends with one alone."""
+    """Run the longest tests first, so that no worker runs them alone at the end."""
     items.sort(key=lambda item: item.path.name != "test_pages.py")
 
 
@@ -49,7 +49,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 @pytest.fixture
 def _without_cudnn() -> Iterator[None]:
-    """Switch cuDNN off, which has no gradient of an LSTM in eval mode."""
+    """Switch cuDNN off: cuDNN has no gradient of an LSTM in eval mode."""
     with torch.backends.cudnn.flags(enabled=False):
         yield
 
@@ -61,13 +61,13 @@ def architecture(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="session")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small corpus in fairseq's binary form."""
+    """Write a small corpus in fairseq's binary form."""
     return make_data(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture(scope="module")
 def state(data: Path) -> dict[str, Any]:
-    """A checkpoint of an untrained model of fairseq."""
+    """Return a checkpoint of an untrained model of fairseq."""
     return untrained(data)
 
 
@@ -81,15 +81,15 @@ def dictionary() -> Dictionary:
 
 @pytest.fixture(scope="session")
 def task(dictionary: Dictionary) -> SimpleNamespace:
-    """The parts of a translation task that building a model needs."""
+    """Return the parts of a translation task that building a model needs."""
     return SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
 
 
 @pytest.fixture
 def build(task: SimpleNamespace, device: torch.device) -> Callable[..., BaseFairseqModel]:
-    """``build(architecture, seed=1, option=value, ...)``: a random model of an architecture, in eval mode.
+    """Return ``build(architecture, seed=1, option=value, ...)``, which builds a random model in eval mode.
 
-    An `enliven`ed model differs more from layer to layer, and amplifies rounding if it is deep.
+    Layers differ more in an `enliven`ed model, which amplifies rounding errors if it has many layers.
     """
 
     def build(architecture: str, seed: int = 1, enlivened: bool = True, **options: Any) -> BaseFairseqModel:
@@ -110,7 +110,7 @@ def random_model(architecture: str, task: Any, /, seed: int = 1, **options: Any)
 
 
 def enliven(model: torch.nn.Module) -> None:
-    """Change an untrained model so that all parts matter: biases are nonzero, attention and predictions not uniform."""
+    """Change an untrained model so that all parts matter, with nonzero biases, nonuniform attention and predictions."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
@@ -125,14 +125,14 @@ def enliven(model: torch.nn.Module) -> None:
                 parameter.mul_(1.5)
         output = getattr(model.decoder, "output_projection", None)
         if output is not None and output.bias is None:
-            # The same for a Transformer: its last normalisation prefers the end of the sentence.
+            # In a Transformer, the last normalisation prefers the end of the sentence instead.
             end = output.weight[EOS]
             model.decoder.layers[-1].branches.norm.bias.add_(25 * end / end.square().sum())
 
 
 @pytest.fixture
 def sentences(dictionary: Dictionary, device: torch.device) -> Callable[..., torch.Tensor]:
-    """``sentences(lengths, left_pad=False)``: random sentences of these lengths, with ends and padding."""
+    """Return ``sentences(lengths, left_pad=False)``, which draws sentences of these lengths, with ends and padding."""
 
     def sentences(lengths: list[int], left_pad: bool = False, seed: int = 1) -> torch.Tensor:
         generator = torch.Generator().manual_seed(seed)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-# Their effects are not ours.
+# Effects of these modules are not ours.
 OTHERS = """fairseq_cli.generate fairseq_cli.hydra_train fairseq_cli.interactive fairseq_cli.preprocess
     fairseq_cli.train sacrebleu subword_nmt.apply_bpe subword_nmt.learn_bpe"""
 
@@ -76,7 +76,7 @@ def settings() -> dict[str, object]:
 
 
 class Before:
-    """The state of this process: code of other packages by identity, and settings by value."""
+    """The state of this process: the code of other packages by identity, and settings by value."""
 
     def __init__(self) -> None:
         self.namespaces = [(name, space, dict(space)) for name, space in namespaces()]
@@ -97,7 +97,7 @@ class Before:
 
     @staticmethod
     def is_loaded(name: str, key: str) -> bool:
-        """Return whether only a lazily loaded part of a module has been loaded."""
+        """Return whether the change is only that a lazily loaded submodule was loaded."""
         return f"{name}.{key}" in sys.modules
 
 
@@ -120,7 +120,7 @@ def main(modules: list[str]) -> None:
         child = os.fork()
         if not child:
             try:
-                before.settings = settings()  # Python has reseeded its random numbers
+                before.settings = settings()  # importing has reseeded Python's random numbers
                 print(json.dumps([module, effects_of(module, before)]), flush=True)
             except BaseException:
                 traceback.print_exc()

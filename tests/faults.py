@@ -1,7 +1,7 @@
 """Kill training at random moments, resume it, and compare with an uninterrupted training.
 
-``make faults`` does so 20 times for each family.  Half of the kills wait for a half-written checkpoint, the others come
-at any time.  Processes are forked from one that has imported fairseq, so that training takes most of their time.
+``make faults`` does this 20 times for each family.  Half of the kills wait for a half-written checkpoint, the others
+come at any time.  Processes are forked from one that has imported fairseq, so most of their time is training.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
 
 fairseq_plugins.install()
 
-# Schedules and optimizers of the papers.
+# These are the papers' schedules and optimizers.
 FAMILIES = {
     "convs2s_tiny": "--optimizer nag --momentum 0.99 --lr 0.25 --clip-norm 0.1 --lr-scheduler anneal_after_plateau",
     "weighted_transformer_tiny": """--criterion weighted_label_smoothed_cross_entropy --label-smoothing 0.1
@@ -37,11 +37,11 @@ FAMILIES = {
 }
 COMMON = ["--max-tokens", 20, "--dropout", 0.1, "--save-interval-updates", 3, "--keep-interval-updates", 1]
 COMMON += ["--no-epoch-checkpoints", "--cpu", "--user-dir", USER_DIR, *QUIET]
-CHECKPOINTS_PER_EPOCH = 7  # of 21 or 22 updates
+CHECKPOINTS_PER_EPOCH = 7  # an epoch has 21 or 22 updates
 
 
 def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_INFINITY) -> BaseProcess:
-    """Start ``fairseq-train``; its files may have at most ``file_size`` bytes."""
+    """Start ``fairseq-train``; each of its files may have at most ``file_size`` bytes."""
     # If fairseq sees a GPU, it computes the norm of gradients there, despite --cpu.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     log = save / "log"
@@ -102,7 +102,7 @@ def differences(one: object, other: object, name: str = "") -> Iterator[str]:
 
 
 def compared(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the parts of a checkpoint in which two trainings must agree: all but times, options and statistics."""
+    """Return the parts in which the checkpoints of two trainings must agree: all but times, options and statistics."""
     history = state["optimizer_history"][-1]
     extra = {name: state["extra_state"][name] for name in ("train_iterator", "val_loss", "best")}
     return {"model": state["model"], "optimizer": state["last_optimizer_state"], "history": history, "extra": extra}

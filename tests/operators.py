@@ -1,4 +1,4 @@
-"""Operators that torch runs below its Python interface."""
+"""Record the operators that torch runs below its Python interface."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operators(TorchDispatchMode):
-    """A context whose ``calls`` collect the operators that run, by name, with the type of their first tensor."""
+    """A context whose ``calls`` list the operators that run, by name, with the type of their first tensor."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,12 +25,12 @@ from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
 from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
 from tests.search.searching import assert_same, read_copy_later
 
-FIRST = 4  # without special symbols
+FIRST = 4  # the first index after the special symbols
 PAD, EOS = 1, 2
 
 
 class Reference(EnsembleModel):
-    """fairseq's search, with forbidden words and a constant for each word except the end."""
+    """fairseq's model wrapper, with forbidden words and a constant for each word except the end."""
 
     possible: Tensor
     word_penalty: float
@@ -39,7 +39,7 @@ class Reference(EnsembleModel):
         self, tokens: Tensor, encoder_outs: Any, incremental_states: Any, temperature: float = 1.0
     ) -> tuple[Tensor, Tensor | None]:
         logits, extra = self.single_model.decoder(tokens, encoder_outs[0], incremental_state=incremental_states[0])
-        attention = extra["attn"] if isinstance(extra, dict) else extra  # as this plugin and fairseq return it
+        attention = extra["attn"] if isinstance(extra, dict) else extra  # this plugin's or fairseq's form of attention
         attention = attention[0] if isinstance(attention, list) else attention
         logits = logits[:, -1].masked_fill(~self.possible, -torch.inf) / temperature
         lprobs = logits.log_softmax(dim=1, dtype=torch.float32)
@@ -71,14 +71,14 @@ def model(architecture: str, seed: int, prepared: bool) -> Any:
 
 @cache
 def graphs() -> GraphCache:
-    """Fixed states in the memory of earlier batches, as on a GPU, without the graphs."""
+    """Return a cache of fixed states that reuses memory between batches, as on a GPU, but captures no graphs."""
     return GraphCache(capture=lambda run: run, compile_step=lambda step: step)
 
 
 def check(number: int) -> tuple[bool, int]:
-    """Run the search with this number; return whether a program made it, and the number of hypotheses.
+    """Run the search with this number; return whether it used a compiled program, and the number of hypotheses.
 
-    Raises AssertionError if it differs from fairseq's.
+    Raises AssertionError if the result differs from fairseq's.
     """
     chance = random.Random(number)
     torch.manual_seed(number)
@@ -111,7 +111,7 @@ def check(number: int) -> tuple[bool, int]:
         for row in prefix:
             length = chance.randint(0, len(row))
             row[length:] = PAD
-            if length > 1 and pick([True, False, False]):  # fairseq crashes if a prefix is only an end
+            if length > 1 and pick([True, False, False]):  # fairseq crashes if a prefix is only an end symbol
                 row[length - 1] = EOS
         call["prefix_tokens"] = prefix
     candidates = None
@@ -144,7 +144,7 @@ def check(number: int) -> tuple[bool, int]:
         pretended.setattr(generator, "copy_to_host_async", read_copy_later)
         pretended.setattr(generator, "steps_between_reads", lambda device: every)
         actual = search.generate([searched], sample, **call)
-    assert_same(actual, expected, tolerance=2e-5)  # sums in single precision
+    assert_same(actual, expected, tolerance=2e-5)  # sums are in single precision
     return runs_programs and prepared and architecture in ARCHITECTURES, sum(map(len, actual))
 
 

@@ -1,4 +1,4 @@
-"""A model translates without the files that its training needed."""
+"""A model translates without the files that were needed only for its training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.commands import train
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a checkpoint, and with pretrained embeddings and candidates for its training."""
+    """Return a folder with a checkpoint, and with the pretrained embeddings and candidates of its training."""
     folder = tmp_path_factory.mktemp("alone")
     lexicon = folder / "lexicon"
     lexicon.mkdir()
@@ -34,7 +34,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint without the files of its training."""
+    """Copy the checkpoint without the files of its training."""
     folder = tmp_path_factory.mktemp("kept")
     checkpoint = shutil.copy(trained / "checkpoint_last.pt", folder)
     for name in ("words.txt", "lexicon"):
@@ -48,7 +48,7 @@ def from_python(data: Path, checkpoint: Path, **options: object) -> list[str]:
 
 
 def test_from_pretrained_translates_as_before(data: Path, trained: Path, request: pytest.FixtureRequest) -> None:
-    """The same candidates are used, unless others are given."""
+    """The checkpoint's candidates are used, unless others are given."""
     path = trained / "checkpoint_last.pt"
     before, free = from_python(data, path), from_python(data, path, candidates=None)
     checkpoint = request.getfixturevalue("alone")

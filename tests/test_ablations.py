@@ -1,4 +1,4 @@
-"""Every cell of the papers' tables in miniature, by the command that fills them."""
+"""Every cell of the papers' tables in miniature, by the command that fills the tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ablate(
 
 
 def trainings(out: Path, family: str) -> Iterator[tuple[str, list[dict], Path]]:
-    """Yield cell and seed, the validations' log, and the folder of each training."""
+    """Yield cell and seed, the log of validations, and the folder of each training."""
     for folder in sorted((out / family).glob("+cell=*")):
         log = (folder / "hydra_train.log").read_text()
         lines = map(json.loads, re.findall(r"\[valid\]\[INFO\] - (\{.*\})", log))
@@ -46,7 +46,7 @@ def test_all_tables_are_filled(data: Path, tmp_path: Path, family: str) -> None:
         assert int(validations[-1]["valid_num_updates"]) == UPDATES
         best = min(validations, key=lambda line: float(line["valid_loss"]))
         perplexities[name.removesuffix(",common.seed=1")] = f"{float(best['valid_ppl']):.2f}"
-        # Also in trainings that are not the first of their process.
+        # The best loss is also recorded in trainings that are not the first of their process.
         state = checkpoint_utils.load_checkpoint_to_cpu(str(folder / "checkpoints" / "checkpoint_best.pt"))
         assert state["extra_state"]["best"] == pytest.approx(float(best["valid_loss"]), abs=1e-3)
         models.add(str(state["cfg"]["model"]))
@@ -57,16 +57,16 @@ def test_all_tables_are_filled(data: Path, tmp_path: Path, family: str) -> None:
     assert len(list(tmp_path.glob(f"{family}-*.png"))) == tables.count("## ")
 
 
-def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
+def test_a_second_call_fills_the_remaining_cells(data: Path, tmp_path: Path) -> None:
     assert "Could not override" in ablate(data, tmp_path, "convs2s", overrides=["mistyped=1"]).stderr
     first = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1)
     assert first.returncode == 0, first.stderr[-4000:]
     table = (tmp_path / "convs2s.md").read_text()
-    assert table.count("| 1 of 1 |") == 4 + 5  # The base is a cell of the other tables, too.
+    assert table.count("| 1 of 1 |") == 4 + 5  # The base model is a cell of the other tables, too.
     assert "| attention-5 | not filled |  |  | 0 of 1 |" in table
     before = {name: (folder / "hydra_train.log").read_bytes() for name, _, folder in trainings(tmp_path, "convs2s")}
     for checkpoint in tmp_path.rglob("*.pt"):
-        checkpoint.unlink()  # The results stay, and have this width.
+        checkpoint.unlink()  # Results stay without checkpoints, and have width 16.
     other = ablate(data, tmp_path, "convs2s", "--width", 8)
     assert other.stderr.endswith(f"{tmp_path} has width 16, not 8: choose another folder\n")
     second = ablate(data, tmp_path, "convs2s", "--tables", 4, "--seeds", 1, 2)
@@ -81,7 +81,7 @@ def test_a_second_call_fills_what_is_left(data: Path, tmp_path: Path) -> None:
     assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \| [\d.]+ \| 2 of 2 \|$", table, flags=re.MULTILINE)
 
 
-def test_one_at_a_time(data: Path, tmp_path: Path) -> None:
+def test_concurrent_calls_are_refused(data: Path, tmp_path: Path) -> None:
     with work_in(tmp_path):
         result = ablate(data, tmp_path, "convs2s")
     assert result.returncode == 1

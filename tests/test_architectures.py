@@ -1,4 +1,4 @@
-"""Pictures of architectures show the sizes of the models, which the papers give."""
+"""Pictures of architectures show the sizes of the models, as given in the papers."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_labels_are_the_sizes_of_the_papers(draw: Callable[[str], Any], architec
 
 
 @pytest.mark.parametrize("family", PICTURES)
-def test_pictures_of_the_pages_are_of_today(draw: Callable[[str], Any], family: str) -> None:
-    """matplotlib draws words as outlines, and writes them into comments."""
+def test_pictures_of_the_pages_are_up_to_date(draw: Callable[[str], Any], family: str) -> None:
+    """matplotlib draws letters as outlines, and writes the words into comments."""
     picture = (ROOT / "docs" / f"{family}_architecture.svg").read_text("utf-8")
     paper, *_ = draw(f"{family}_iwslt_de_en")
     assert [label for label in paper.labels if f"<!-- {label} -->" not in picture] == []

@@ -1,4 +1,4 @@
-"""The benchmarks in miniature: they run, their checks pass, and their counts are right."""
+"""The benchmarks in miniature: scripts run, their checks pass, and their counts are correct."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def shown_by(script: str, *options: object) -> str:
 
 
 def bench(script: str, folder: Path, *options: object) -> dict[str, Any]:
-    """Return the file of a script's ``--json``."""
+    """Return the file that a script writes with ``--json``."""
     path = folder / "figures.json"
     shown = shown_by(script, *options, "--rounds", 1, "--json", path)
     figures: dict[str, Any] = json.loads(path.read_text())
     assert figures["options"]["rounds"] == 1
     assert figures["machine"]["torch"]
-    for row in figures["rows"]:  # the table has all of them
+    for row in figures["rows"]:  # the table contains all contestants
         assert f"| {row['contestant']} |" in shown
     return figures
 
@@ -52,7 +52,7 @@ def test_step_time(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_sequence_risk(data: Path, tmp_path: Path) -> None:
-    """The script compares with the plain form itself."""
+    """The script itself compares with the plain form."""
     sizes = ["--user-dir", ROOT / "user_dir", "--arch", "convs2s_tiny", "--optimizer", "adam"]
     sizes += ["--lr", 0.01, "--batch-size", 16]
     run("train", data, *sizes, "--max-epoch", 1, "--num-workers", 0, "--save-dir", tmp_path)
@@ -62,7 +62,7 @@ def test_sequence_risk(data: Path, tmp_path: Path) -> None:
     assert forms == ["cross-entropy", "sequence_risk", "plain"]
 
 
-@pytest.mark.slow  # for models of the papers' sizes
+@pytest.mark.slow  # builds models of the papers' sizes
 def test_training() -> None:
     shown = shown_by("training.py", "--vocabulary", 50, "--sentences", 2, "--length", 4, "--rounds", 1)
     assert len(re.findall(r"^\| .+ \| \d+ \| \d+ \| [\d.]+ \|", shown, flags=re.MULTILINE)) == 4
@@ -82,8 +82,8 @@ def test_newstest(tmp_path: Path) -> None:
         assert 0.01 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
 
 
-def test_ratios_that_moved() -> None:
-    """A table of figures, read again, says the same; what differs by more than a tenth is listed."""
+def test_changed_ratios() -> None:
+    """A table of ratios can be read again, and the script lists ratios that differ by more than a tenth."""
     script = runpy.run_path(str(BENCHMARKS / "figures.py"))
     rows = {
         "16 sentences": [
@@ -111,8 +111,8 @@ def test_ratios_that_moved() -> None:
     ]
 
 
-def test_figures_compare_contestants_that_there_are() -> None:
-    """Each is a row of the script that measures it, where the processor has the precision and CTranslate2 is there."""
+def test_figures_compare_existing_contestants() -> None:
+    """Each contestant is a row of the script that measures it, if the CPU has its precision and CTranslate2 exists."""
     script = runpy.run_path(str(BENCHMARKS / "figures.py"))
     sources = {name: (BENCHMARKS / options[0]).read_text() for name, options in script["RUNS"].items()}
     for measured, *contestants in script["comparisons"]():

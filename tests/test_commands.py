@@ -18,7 +18,7 @@ from omegaconf import OmegaConf, open_dict
 from fairseq_plugins.cli import main as cli
 from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run, train
 
-# Validation by BLEU, which translates during training, and the plugin's learning-rate schedule.
+# Validation by BLEU translates during training; the learning-rate schedule is the plugin's.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
 BLEU += ["--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"]
 BLEU += ["--lr-scheduler", "anneal_after_plateau"]
@@ -26,7 +26,7 @@ BLEU += ["--lr-scheduler", "anneal_after_plateau"]
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Four epochs without a stop."""
+    """Train four epochs without a stop."""
     folder = tmp_path_factory.mktemp("trained")
     train(data, folder, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4)
     return folder
@@ -39,7 +39,7 @@ def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
     return hypotheses(result.stdout)
 
 
-def test_interactive_translates_what_generate_does(data: Path, trained: Path, generated: dict) -> None:
+def test_interactive_translates_like_generate(data: Path, trained: Path, generated: dict) -> None:
     sources = (data.parent / "test.src").read_text()
     odd = "\nnever seen words\n"  # a blank line, and a line of unknown words
     options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
@@ -59,7 +59,7 @@ def test_validate(data: Path, trained: Path) -> None:
 
 @pytest.fixture(scope="module")
 def fconv(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model of fairseq."""
+    """Train a model of fairseq."""
     folder = tmp_path_factory.mktemp("fconv")
     train(data, folder, "--max-epoch", 3, arch="fconv")
     return folder / "checkpoint_best.pt"
@@ -87,7 +87,7 @@ def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Pat
 
 @pytest.mark.parametrize("recipe", sorted((ROOT / "examples").glob("*/*.yaml")), ids=lambda recipe: recipe.stem)
 def test_recipes_build_their_architecture(recipe: Path, task) -> None:
-    """hydra merges a configuration's defaults before it looks at the architecture, which must override them."""
+    """hydra merges defaults of a configuration before it reads the architecture, which must override these defaults."""
     cfg = OmegaConf.load(recipe)
     architecture = cfg.model._name
     options = {name: value for name, value in cfg.model.items() if name != "_name"}
@@ -104,8 +104,8 @@ def test_recipes_build_their_architecture(recipe: Path, task) -> None:
     assert cfg.optimizer._name in OPTIMIZER_DATACLASS_REGISTRY, "others cannot be configured with hydra"
 
 
-def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: Path) -> None:
-    """They print the same, except for logs of fairseq's import and numbers such as times."""
+def test_forked_commands_equal_commands_that_users_start(data: Path, trained: Path) -> None:
+    """Forked commands print the same as other commands, except for fairseq's import logs, and numbers such as times."""
     words = [data, "--user-dir", USER_DIR, "--task", "translation", "--path", trained / "checkpoint_last.pt"]
     forked, anew = (run("interactive", *words, stdin="w1 w2\n\nw3", anew=anew) for anew in (False, True))
     assert masked(forked.stdout) == masked(anew.stdout)
@@ -113,5 +113,5 @@ def test_forked_commands_do_what_those_do_that_users_start(data: Path, trained: 
 
 
 def masked(log: str) -> list[str]:
-    """Return its lines without numbers that differ between two runs."""
+    """Return the output's lines without numbers that differ between two runs."""
     return [re.sub(r"[\d.,]+", "N", line) for line in log.splitlines() if "tensorboardX" not in line]

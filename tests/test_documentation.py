@@ -83,7 +83,7 @@ def test_links_lead_somewhere(page: Page) -> None:
     assert broken == []
 
 
-def test_files_are_there(page: Page) -> None:
+def test_files_exist(page: Page) -> None:
     """Paths start at the repository, the package or the page's folder; other files are found by their names."""
     roots = (ROOT, ROOT / "fairseq_plugins", page.path.parent)
     # Other files are written by commands.
@@ -191,14 +191,14 @@ def test_pages_have_the_ratios_of_the_page_of_speed(page: Path, text: str, row: 
         ("1.7 times as much memory", "docs/performance.md docs/reliability.md fairseq_plugins/repairs/command.py"),
     ],
 )
-def test_pages_that_tell_a_figure_agree(figure: str, pages: str) -> None:
-    """A change of the figure on one page is a reminder to change the others."""
+def test_pages_agree_on_a_figure(figure: str, pages: str) -> None:
+    """If a figure changes on one page, the test fails until the other pages have the new figure, too."""
     without = [page for page in pages.split() if figure not in " ".join((ROOT / page).read_text("utf-8").split())]
     assert without == []
 
 
 def test_numbers_of_parameters() -> None:
-    """Parameters of all architectures on the pages of the families, in millions."""
+    """The pages of the families give the numbers of parameters of all architectures, in millions."""
     tables = "".join((ROOT / "docs" / f"{family}.md").read_text(encoding="utf-8") for family in FAMILIES)
     found = {name: int(millions) for name, millions in re.findall(r"^\| `(\w+)`.* \| (\d+) M \|", tables, re.MULTILINE)}
     assert set(found) == {name for name in ARCH_MODEL_REGISTRY if name.startswith(FAMILIES)} - set(FAMILIES)

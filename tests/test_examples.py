@@ -10,7 +10,7 @@ import pytest
 
 from tests.commands import ROOT, script
 
-# The benchmark starts its contestants' scripts.
+# The benchmark itself starts its contestants' scripts.
 SCRIPTS = [
     path
     for path in sorted((ROOT / "examples").glob("*/*.py"))
@@ -22,11 +22,11 @@ SCRIPTS = [
 def test_help(path: Path) -> None:
     result = script(path, "--help")
     assert result.returncode == 0
-    name = path.parent.name if path.name == "__main__.py" else path.name  # a folder is a script, too
+    name = path.parent.name if path.name == "__main__.py" else path.name  # a folder that Python runs
     assert result.stdout.startswith(f"usage: {name} ")
 
 
-def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
+def test_the_quickstart_does_not_remove_other_files(tmp_path: Path) -> None:
     (tmp_path / "data-bin").mkdir()
     command = ["bash", str(ROOT / "examples" / "quickstart" / "run.sh")]
     result = subprocess.run(command, env={**os.environ, "OUT": str(tmp_path)}, capture_output=True, check=False)
@@ -35,7 +35,7 @@ def test_the_quickstart_removes_nothing_of_others(tmp_path: Path) -> None:
     assert (tmp_path / "data-bin").exists()
 
 
-def test_the_quickstart_goes_on_in_its_folder(tmp_path: Path) -> None:
+def test_the_quickstart_runs_again_in_its_folder(tmp_path: Path) -> None:
     """Logs in the folder, such as the notebook's, are allowed; results of earlier runs are replaced."""
     (tmp_path / "text").mkdir()
     for name in ("codes", "text/train.en", "log.txt"):

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from tests.commands import ROOT
 
 RECIPES = sorted(path.parent / path.stem for path in (ROOT / "examples").glob("*/*.yaml"))
-FAST = "wmt14_en_de/convs2s"  # this one tunes a length penalty
+FAST = "wmt14_en_de/convs2s"  # this example tunes a length penalty
 WORDS = "wmt16_en_ro/convs2s-words"
 NAMES = [f"{recipe.parent.name}/{recipe.name}" for recipe in RECIPES]
 
@@ -44,16 +44,16 @@ def run(experiment: str, *arguments: object, **variables: str) -> subprocess.Com
     [pytest.param(name, marks=[] if name == FAST else [pytest.mark.slow]) for name in [*NAMES, WORDS]],
 )
 def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
-    """One of the examples has two seeds, so an ensemble and a mean, and two shards."""
+    """One of the examples has two seeds, so that an ensemble, a mean and two shards are tested."""
     experiment, name = recipe.split("/")
     variables = {"NAME": "variant"} if recipe == FAST else {}
     more = tmp_path / "out" / "orig" / "sumdata" / "DUC2004" / "task1_ref1.txt.gz"
-    if experiment == "gigaword":  # this one has more references, which are not the real files
+    if experiment == "gigaword":  # this example has more references, invented here
         pytest.importorskip("rouge_score")
         more.parent.mkdir(parents=True)
         more.write_bytes(gzip.compress(b"one two\n" * 6))
         variables["ORIG"] = str(tmp_path / "none")
-    if recipe == WORDS:  # on missing GPUs, so on the CPU
+    if recipe == WORDS:  # these GPUs do not exist, so the CPU is used
         variables = {"WORDS": "1", "SEEDS": "1 2", "SHARDS": "2", "CUDA_VISIBLE_DEVICES": "98,99"}
     result = run(experiment, name.removesuffix("-words"), tmp_path / "out", "--smoke", **variables)
     assert result.returncode == 0, result.stdout[-6000:]
@@ -83,8 +83,8 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
     assert (re.search(r"^sacreBLEU .* mean ", result.stdout, flags=re.MULTILINE) is not None) == (ensembles == 2)
 
 
-def test_a_wrong_call_gets_the_usage_and_begins_nothing(tmp_path: Path) -> None:
-    """A mistyped --smoke would begin a real experiment."""
+def test_a_wrong_call_prints_the_usage_and_begins_nothing(tmp_path: Path) -> None:
+    """If a mistyped --smoke were accepted, a real experiment would begin."""
     for arguments in (["convs2s", "--smoke", tmp_path / "out"], ["convs2s"], ["nothing", tmp_path / "out"]):
         result = run("wmt16_en_ro", *arguments)
         assert result.returncode == 2
@@ -97,14 +97,14 @@ def test_a_wrong_call_gets_the_usage_and_begins_nothing(tmp_path: Path) -> None:
 
 
 def commands(readme: Path) -> dict[str, list[str]]:
-    """Return the plain ``fairseq-train`` of each recipe: the words that follow ``# RECIPE`` on the page."""
+    """Return the plain ``fairseq-train`` command of each recipe: the words that follow ``# RECIPE`` on the page."""
     blocks = re.findall(r"^    # (\w+)\n((?:    .*\n)+)", readme.read_text(encoding="utf-8"), flags=re.MULTILINE)
     return {name: shlex.split(block.replace("\\\n", " "), comments=True) for name, block in blocks}
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_plain_command_says_what_the_recipe_does(recipe: str) -> None:
-    """fairseq-train parses the command line to each value of the configuration."""
+def test_the_plain_command_equals_the_recipe(recipe: str) -> None:
+    """fairseq-train parses the command line to the same value for each option of the configuration."""
     experiment, name = recipe.split("/")
     words = commands(ROOT / "examples" / experiment / "README.md")[name]
     assert words[0] == "fairseq-train"
@@ -124,7 +124,7 @@ def test_plain_command_says_what_the_recipe_does(recipe: str) -> None:
 
 
 def plain(value: object) -> object:
-    """Return numbers as numbers, whatever their notation."""
+    """Return numbers as numbers, without regard to their notation."""
     try:
         return float(str(value))
     except ValueError:

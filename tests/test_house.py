@@ -1,4 +1,4 @@
-"""House rules: importing has no effect, no object changes its class, and a family is added and removed by a folder."""
+"""House rules: importing has no effect, no object changes its class, and a family is added or removed as a folder."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def imported_alone(names: list[str], folder: Path = ROOT) -> dict[str, list[str]
 
 
 def test_importing_has_no_effect() -> None:
-    """Each module alone leaves code of fairseq, torch, numpy and others, and settings of the process, unchanged."""
+    """No module, imported alone, changes code of fairseq, torch, numpy and others, or settings of the process."""
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in modules()]
     names.remove("fairseq_plugins.export.translate")  # a program, which sets up its process
     found = imported_alone(names)
-    # fairseq's text_to_speech asks for tensorboardX at each import of fairseq; the package hides this message.
+    # fairseq's text_to_speech reports missing tensorboardX at each import of fairseq; the package hides this message.
     changed = {name: set(effects) - {"logger fairseq.tasks.text_to_speech"} for name, effects in found.items()}
     assert {name: effects for name, effects in changed.items() if effects} == {}
 
@@ -112,7 +112,7 @@ def test_forms_that_the_package_does_not_use() -> None:
     assert sorted(forbidden(ast.parse("\n".join(lines)))) == list(range(1, len(lines) + 1))
 
 
-# Rows from a package up to the packages that may import it.
+# A package may import packages from the rows above its own row.
 FLOORS = [
     {"cpu"},
     {"common"},
@@ -136,7 +136,7 @@ def test_imports_point_down() -> None:
 
 def test_the_picture_of_packages_has_their_imports() -> None:
     rooms = runpy.run_path(str(ROOMS))
-    graph, _ = rooms["reduce"](rooms["read_imports"]())  # it raises an error for cycles
+    graph, _ = rooms["reduce"](rooms["read_imports"]())  # `reduce` raises an error for cycles
     arrows = {f"<title>{name} imports {other}</title>" for name, others in graph.items() for other in others}
     picture = (ROOT / "docs" / "rooms.svg").read_text(encoding="utf-8")
     redraw = "python examples/architectures/rooms.py docs/rooms.svg"
@@ -152,7 +152,7 @@ def toy_model(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_fourth_family_translates(toy_model: Path, data: Path) -> None:
-    """It translates with the fast search, and with fairseq's."""
+    """The toy family has the same translations with the fast search and with fairseq's search."""
     options = [data, "--user-dir", TOY, "--path", toy_model, "--gen-subset", "valid", "--cpu", "--max-tokens", 200]
     slow, fast = (
         hypotheses(run("generate", *options, "--task", task).stdout) for task in ("translation", "translation_fast")
@@ -179,7 +179,7 @@ def test_a_fourth_family_is_exported_and_drawn(toy_model: Path, data: Path, tmp_
 
 
 def test_a_fourth_family_is_known_to_own_data(tmp_path: Path) -> None:
-    """It trains with the base class's defaults, and its export is offered."""
+    """The toy family is trained with the defaults of the base class, and own-data offers its export."""
     for language in ("en", "de"):
         lines = (f"{language} {number} {number % 7} .\n" for number in range(60))
         (tmp_path / f"a.{language}").write_text("".join(lines))
@@ -189,7 +189,7 @@ def test_a_fourth_family_is_known_to_own_data(tmp_path: Path) -> None:
     assert "$ fairseq-plugins export" in result.stderr
 
 
-# An editable installation finds the family in its own tree.
+# The editable installation would find the family in its own tree.
 ONLY_HERE = """import sys
 sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")]
 """
@@ -209,8 +209,8 @@ def run_without(family: str, tree: Path, *words: object) -> subprocess.Completed
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_family_is_gone_with_its_folder(family: str, tmp_path: Path) -> None:
-    """The others are registered, and the command that needs the family says so."""
+def test_a_family_is_removed_with_its_folder(family: str, tmp_path: Path) -> None:
+    """The other families are registered, and a command that requires the missing family says so."""
     tree, checkpoint = tmp_path / "tree", tmp_path / "checkpoint.pt"
     program = "import fairseq_plugins; fairseq_plugins.install()\n"
     program += "from fairseq.models import MODEL_REGISTRY; print(*MODEL_REGISTRY)"
@@ -224,7 +224,7 @@ def test_a_family_is_gone_with_its_folder(family: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_the_others_pass_their_tests_without_a_family(family: str, tmp_path: Path) -> None:
-    """Tests in their folders, and tests in folders of other packages with their names, pass."""
+    """The other families' tests pass, and so do tests of other packages that are parametrised by their names."""
     folders = [path.name for path in (ROOT / "tests").glob("*/") if path.name not in ("toy_family", family)]
     ignored = [
         f"--ignore={path.relative_to(ROOT)}"

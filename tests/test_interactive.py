@@ -34,12 +34,12 @@ ODD = [
     "w1 \udcff\udcfew2",
 ]
 LINES = [*ODD, *SAME, "w1 w2 without an end"]
-TEXT = "\n".join(LINES).encode(errors="surrogateescape")  # the last but one is not UTF-8
+TEXT = "\n".join(LINES).encode(errors="surrogateescape")  # the last line but one is not UTF-8
 
 
 @pytest.fixture(scope="module")
 def checkpoint(data: Path, tmp_path_factory: pytest.TempPathFactory):
-    """``checkpoint(architecture)``: the path of a random model."""
+    """Return ``checkpoint(architecture)``, the path of a random model."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     folder = tmp_path_factory.mktemp("interactive")
 
@@ -76,7 +76,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
     if replace:
         assert set(texts[4].split()) <= {"never", "seen"}
         assert set(texts[8].split()) <= {"w1", "Name", "w3"}
-        assert set(texts[7].split()) == {"<unk>"}  # without a word to copy
+        assert set(texts[7].split()) == {"<unk>"}  # without a word that --replace-unk could copy
         assert set(texts[start - 1].split()) <= {"w1", "\ufffd\ufffdw2"}
 
     (tmp_path / "lines").write_bytes(TEXT)
@@ -86,7 +86,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """Lines must fit into --max-tokens, too; constraints do not count, and empty ones are ignored."""
+    """Lines must also fit into --max-tokens; constraints do not count, and empty constraints are ignored."""
     lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n"
     options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
@@ -107,7 +107,7 @@ def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
     ],
 )
 def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: list[object]) -> None:
-    """With other sentences in its batch, and as often as other hypotheses."""
+    """A blank line stays blank with other sentences in its batch, and has as many hypotheses as other lines."""
     options = ["--task", task, "--buffer-size", 4, "--batch-size", 4, *options]
     text = "\nw1 w2\n \t\u00a0\n"
     found = hypotheses(run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout)
@@ -116,7 +116,7 @@ def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: li
 
 
 def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
-    """A given prefix is continued."""
+    """If a prefix is given, the translation continues it."""
     path = checkpoint(ARCHITECTURES[0])
     hub = ConvS2SModel.from_pretrained(str(path.parent), path.name, str(data))
     blank, other = hub.translate(["", "w1 w2"], max_len_b=6)

@@ -16,7 +16,7 @@ import fairseq_plugins
 PACKAGE = Path(fairseq_plugins.__file__).parent
 FILES = [*sorted(PACKAGE.rglob("*.py")), *sorted((PACKAGE.parent / "examples").rglob("*.py"))]
 
-# A sentence, with what to write instead.
+# Each pattern of a forbidden idiom, with the advice that replaces the idiom.
 FORBIDDEN = {
     r"^(Of|With what|Where|Which|Whose|What|Who|Those|So)\b(?!.*\?$)": "begin with the subject or a verb",
     r"\b(of whom|those (that|which)|what (is|are|has|have|stands|comes))\b": "name the thing",

@@ -18,7 +18,7 @@ LETTERS = "abcdefghijklmnop"
 
 @pytest.fixture(scope="module")
 def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Codes learned from words with a long one among them."""
+    """Learn codes from words with a long word among them."""
     folder = tmp_path_factory.mktemp("codes")
     random.seed(1)
     words = ["".join(random.choices(LETTERS, k=random.randint(2, 9))) for _ in range(200)]
@@ -33,8 +33,8 @@ def codes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "line", ["", " ", "abc  dog ", "hide " * LONGEST, "f" * LONGEST, f" a {'abcdefghijk' * LONGEST} b"]
 )
-def test_each_segments_alike(line: str, codes: Path) -> None:
-    """Short words are segmented by subword-nmt alone; removing the separators restores the text."""
+def test_long_words_do_not_change_other_words(line: str, codes: Path) -> None:
+    """subword-nmt alone segments the short words; removing the separators restores the text."""
     with codes.open(encoding="utf-8") as file:
         bpe = BPE(file)
     ours, fairseq_s = parallel_text.segmenter(codes), SubwordNMTBPE(Namespace(bpe_codes=str(codes), bpe_separator="@@"))

@@ -1,4 +1,4 @@
-"""``examples/multi30k/prepare.py`` on small invented captions."""
+"""``examples/multi30k/prepare.py`` on a few invented captions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def prepare(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 def test_from_captions_to_numbers(tmp_path: Path) -> None:
-    """Plain and gzipped text; the numbers stand for fairseq's own tokens of the text."""
+    """The text is plain or gzipped; the numbers stand for fairseq's own tokens of the text."""
     data, out = tmp_path / "data", tmp_path / "out"
     data.mkdir()
     lines = {language: [text.format(number) for number in range(40)] for language, text in TEXTS.items()}
@@ -45,7 +45,7 @@ def test_from_captions_to_numbers(tmp_path: Path) -> None:
 
 
 def test_captions_joined_to_long_lines(tmp_path: Path) -> None:
-    """Captions are joined until there are enough words; a rest at the end is dropped."""
+    """Captions are joined until there are enough words; a remainder at the end is dropped."""
     data = tmp_path / "data"
     data.mkdir()
     lengths = [3, 4, 2, 5, 9, 1]
@@ -63,7 +63,7 @@ def test_captions_joined_to_long_lines(tmp_path: Path) -> None:
 
 
 def test_other_captions_and_a_second_call(tmp_path: Path) -> None:
-    """Other captions are refused."""
+    """A second call with the same captions succeeds; other captions and concurrent calls are refused."""
     for data in ("a", "b"):
         (tmp_path / data).mkdir()
         for name in ("train", "val", "test_2016_flickr"):

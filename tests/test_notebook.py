@@ -23,7 +23,7 @@ def cells() -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_its_cells_run(tmp_path: Path) -> None:
-    """Trainings end after three updates (``miniature``); everything else is what readers run."""
+    """Trainings end after three updates (``miniature``); everything else runs as for readers."""
     folder = tmp_path / "examples" / "quickstart"
     folder.mkdir(parents=True)
     for name in ("run.sh", "make_data.py", "report.py"):

@@ -1,4 +1,4 @@
-"""Invalid options of models, optimizers, schedules and criterions are refused by name, and useless ones are named."""
+"""Invalid options of models, optimizers, schedules and criterions are refused by name, and unused ones are named."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ NUMBERS = [
 
 @pytest.mark.parametrize(("config", "name", "value"), NUMBERS)
 def test_numbers(config: type, name: str, value: float, dictionary: Any) -> None:
-    """Every numeric option of the models, optimizers, schedules and criterions."""
+    """For every numeric option, the error names the option and the value."""
     with pytest.raises(ValueError, match=rf"^--{name.replace('_', '-')} .*{value}"):
         MADE[config](dictionary, {name: value})
 
@@ -154,7 +154,7 @@ def test_ends_of_ranges(allowed: Range, inside: list[Any], outside: list[Any]) -
 
 
 def test_the_largest_number_of_hypotheses(dictionary: Any) -> None:
-    """It is the widest beam of fairseq's search, which never predicts padding."""
+    """The limit is the widest beam of fairseq's search, which never predicts padding."""
     MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary) - 1})
     with pytest.raises(ValueError, match=r"^--risk-hypotheses .* 44 words"):
         MADE[SequenceRiskConfig](dictionary, {"risk_hypotheses": len(dictionary)})

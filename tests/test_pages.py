@@ -80,7 +80,7 @@ WALKS = {
         Step("examples/multi30k/README.md", "model="),
         Step("examples/multi30k/README.md", "examples/multi30k/vocab_selection.py"),
         Step("examples/multi30k/README.md", "fairseq-preprocess",
-             words={"5000": "9", "--replace-unk": "--unkpen -99 --replace-unk"}),  # untrained: no <unk>
+             words={"5000": "9", "--replace-unk": "--unkpen -99 --replace-unk"}),  # untrained models output no <unk>
         Step("examples/multi30k/README.md", "python examples/multi30k/prepare.py TEXT out-2000",
              words={"--tokenizer moses": "--tokenizer moses --rates 1 --attention-dropouts 0 --seeds 1 "
                     "--grid-updates 3 -- --max-update 3"}),
@@ -103,7 +103,7 @@ WALKS = {
              f"{PREPARE}; mkdir data-bin; ln -s ../PREPARED/data-bin data-bin/wmt14_en_de",
              {"task.data": "common.log_format=json task.data"}),
         Step("examples/weighted_transformer/README.md", "recipe=",
-             words={"250000": "250000 --no-save --encoder-layers 1"}),  # instead of gigabytes
+             words={"250000": "250000 --no-save --encoder-layers 1"}),  # full-size models have gigabytes
         Step("examples/weighted_transformer/README.md", "fairseq-plugins plot-branches",
              words={"LOG ...": "outputs/*/*/hydra_train.log"}),
         Step("examples/weighted_transformer/README.md", "fairseq-generate ...",
@@ -126,10 +126,10 @@ WALKS = {
     ],
 }  # fmt: skip
 FAST = {"front page, Python"}
-NEED_INT8 = {"from concurrent"}  # last step of its walk
+NEED_INT8 = {"from concurrent"}  # the last step of the page's walk
 NEED_EFLOMAL = {"vocabulary", "captions", "quickstart", "papers, words", "papers, decoding"}
 
-# Blocks that other tests run, by their beginnings.
+# These blocks, given by their beginnings, are run by other tests.
 ELSEWHERE = {
     "make setup": "what starts the tests, and the demo is the quickstart",
     "make demo       #": "the quickstart, above",
@@ -157,7 +157,7 @@ ELSEWHERE = {
 
 
 def blocks(page: Path) -> list[str]:
-    """Return the commands of a page that stand on indented lines."""
+    """Return the commands of a page that are on indented lines."""
     found = (re.sub(r"^    ", "", block, flags=re.MULTILINE) for block in INDENTED.findall(page.read_text("utf-8")))
     return [block for block in found if COMMAND.match(block)]
 
@@ -173,7 +173,7 @@ def test_no_command_is_forgotten() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A reader's working directory: the repository's folders, and invented captions that tokenising changes."""
+    """Make a reader's working directory: the repository's folders, and invented captions that tokenising changes."""
     for name in ("examples", "user_dir"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "TEXT").mkdir()
@@ -186,7 +186,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def shell(folder: Path, command: str) -> None:
-    """Run a script that fails with its first failing command."""
+    """Run a script that stops at its first failing command."""
     packages = f"{ROOT / 'tests' / 'miniature'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     result = subprocess.run(
@@ -199,7 +199,7 @@ def shell(folder: Path, command: str) -> None:
         text=True,
         check=False,
     )
-    lines = [line for line in result.stdout.splitlines() if "{'_name'" not in line]  # whole configurations
+    lines = [line for line in result.stdout.splitlines() if "{'_name'" not in line]  # without whole configurations
     assert not result.returncode, "\n".join([command, *lines[-60:]])
 
 

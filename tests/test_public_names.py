@@ -84,7 +84,7 @@ def test_sequence_risk() -> None:
     assert options(SequenceRiskConfig) == ["--label-smoothing", *sorted(f"--risk-{name}" for name in names + former)]
     page = (ROOT / "docs" / "whole_sentences.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
-    told |= {"reference": "False", "sampling": "False"}  # flags
+    told |= {"reference": "False", "sampling": "False"}  # the defaults of flags
     assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told
 
 

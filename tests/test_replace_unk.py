@@ -1,4 +1,4 @@
-"""``--replace-unk`` of the commands replaces unknown words by attended source words (`test_unknown_words`: how)."""
+"""``--replace-unk`` of the commands replaces unknown words by attended source words; see also `test_unknown_words`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus in which w is copied to t, and names to themselves; names occur once and are not in the dictionaries.
+    """Write a corpus in which w is copied to t; names are copied, occur only once, and are not in the dictionaries.
 
     It has the folders ``bin``, and ``raw`` with the test set as text.
     """
@@ -59,28 +59,28 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def translations(corpus: Path) -> Path:
-    """A dictionary for half of the test set's source words."""
+    """Write a dictionary for half of the test set's source words."""
     words = sorted(set((corpus / "test.src").read_text().split()))
     (corpus / "dictionary").write_text("".join(f"{word} {word}-translated\n" for word in words[::2]))
     return corpus / "dictionary"
 
 
 def babble(model: torch.nn.Module, size: int) -> None:
-    """Train a model to copy words or to output unknown words, and so to attend to each word in turn."""
-    model.eval()  # report attention, and drop nothing
+    """Train a model to copy words or to output unknown words, so that it attends to each word in turn."""
+    model.eval()  # returns attention, and drops nothing
     optimizer = torch.optim.Adam(model.parameters(), lr=0.002)
     for step in range(150):
-        length = 3 + step // 25  # short sentences first: they teach order
+        length = 3 + step // 25  # short sentences first, because they teach the order
         tokens = torch.randint(UNK, size, (32, length))
         source = torch.nn.functional.pad(tokens, (0, 1), value=EOS)
         previous = tokens.roll(1, dims=1).index_fill(1, torch.tensor(0), EOS)
         logits, extra = model(source, torch.full((32,), length + 1), previous)
         wanted = tokens.where(torch.rand(tokens.shape) < 0.6, UNK)
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten())
-        # Also without symbols that printed hypotheses omit.
+        # The loss also suppresses symbols that printed hypotheses omit.
         loss = loss + logits[..., :UNK].add(5).relu().mean()
         attention = extra if torch.is_tensor(extra) else extra["attn"][0]
-        if attention.requires_grad:  # an LSTM's attention learns from the words alone
+        if attention.requires_grad:  # an LSTM learns its attention from the words alone
             loss = loss - attention.diagonal(dim1=1, dim2=2).clamp(min=1e-6).log().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -89,7 +89,7 @@ def babble(model: torch.nn.Module, size: int) -> None:
 
 @pytest.fixture(scope="module")
 def checkpoint(corpus: Path):
-    """``checkpoint(architecture)``: the path of a checkpoint of a model that cannot translate."""
+    """Return ``checkpoint(architecture)``, the path of a checkpoint of a model that cannot translate."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(corpus / "bin")))
 
     @functools.cache
@@ -104,7 +104,7 @@ def checkpoint(corpus: Path):
 
 @functools.cache
 def generate(corpus: Path, checkpoints: Path | str, *options: object, unknown: float = 1) -> str:
-    """Translate the test set, in two left-padded batches with different lengths and many unknown words."""
+    """Translate the test set in two left-padded batches with different lengths and many unknown words."""
     search = ["--unkpen", -unknown, "--max-len-b", 6, "--nbest", 3, "--batch-size", 12]
     command = [corpus / "raw", "--dataset-impl", "raw", "--user-dir", USER_DIR, "--path", checkpoints, *search]
     return run("generate", *command, *options).stdout
@@ -121,7 +121,7 @@ def alignments(output: str) -> dict[int, list[str]]:
 def replace_by_hand(
     corpus: Path, output: str, dictionary: Path | None, offset: int = 0
 ) -> dict[int, list[tuple[float, str]]]:
-    """Return the hypotheses of an output with --print-alignment, with unknown words replaced by the A lines."""
+    """Replace unknown words in an output with --print-alignment by the A lines, and return the hypotheses."""
     translations = dict(line.split() for line in dictionary.read_text().splitlines()) if dictionary else {}
     sources = [line.split() for line in (corpus / "test.src").read_text().splitlines()]
     replaced: dict[int, list[tuple[float, str]]] = {}
@@ -141,13 +141,13 @@ def unknown(output: str) -> int:
 
 
 def first_is_fast(architectures: Iterable[str]) -> list[object]:
-    """The first architecture represents all others in short runs."""
+    """In short test runs, the first architecture represents all others."""
     first, *others = architectures
     return [first, *(pytest.param(name, marks=pytest.mark.slow) for name in others)]
 
 
 @pytest.mark.parametrize("architecture", first_is_fast(MODELS))
-def test_generate_replaces_what_the_alignment_says(corpus, checkpoint, translations, architecture) -> None:
+def test_generate_replaces_by_the_alignment(corpus, checkpoint, translations, architecture) -> None:
     path = checkpoint(architecture)
     plain = generate(corpus, path, "--print-alignment")
     replaced = generate(corpus, path, "--replace-unk", translations)
@@ -160,7 +160,7 @@ def test_generate_replaces_what_the_alignment_says(corpus, checkpoint, translati
     assert not alignments(replaced)
 
 
-def test_an_offset_moves_what_is_replaced(corpus: Path, checkpoint, translations: Path) -> None:
+def test_an_offset_moves_the_replacements(corpus: Path, checkpoint, translations: Path) -> None:
     """The replacements follow from the alignments."""
     path = checkpoint("convs2s_tiny")
     plain = generate(corpus, path, "--print-alignment")
@@ -187,7 +187,7 @@ def interactive(corpus: Path, checkpoints: Path, text: str, *options: object) ->
 
 @pytest.mark.parametrize("architecture", first_is_fast(["convs2s_tiny", "transformer_tiny"]))
 def test_interactive_copies_words_that_it_does_not_know(corpus, checkpoint, translations, architecture) -> None:
-    """There are several buffers: a name of the first one recurs in the second."""
+    """With several buffers, a name of the first buffer recurs in the second."""
     path = checkpoint(architecture)
     text = (corpus / "test.src").read_text()
     plain = interactive(corpus, path, text, "--print-alignment")
@@ -198,7 +198,7 @@ def test_interactive_copies_words_that_it_does_not_know(corpus, checkpoint, tran
     assert re.findall(r"^S-\d+\t(.*)$", replaced, flags=re.MULTILINE) == text.splitlines()
 
 
-def test_sentences_that_the_model_cannot_tell_apart_keep_their_own_words(corpus: Path, checkpoint) -> None:
+def test_sentences_that_are_equal_for_the_model_keep_their_own_words(corpus: Path, checkpoint) -> None:
     names = ["Ann", "Bob", "Cid", "Dot", "Eva"]
     lines = "".join(f"{name} w1\n" for name in [*names, *names]) + "\n"  # the last line stays blank
     found = hypotheses(interactive(corpus, checkpoint("convs2s_tiny"), lines, "--replace-unk"))

@@ -15,14 +15,14 @@ LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "
 
 @pytest.fixture(scope="module")
 def start(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that was briefly trained with cross-entropy."""
+    """Train a model briefly with cross-entropy."""
     save = tmp_path_factory.mktemp("start")
     train(data, save, "--criterion", "cross_entropy", "--max-epoch", 10)
     return save / "checkpoint_best.pt"
 
 
 def tune(data: Path, start: Path, save: Path, *more: object) -> list[dict[str, Any]]:
-    """Return the log of three epochs from this start."""
+    """Return the log of three epochs that start from this model."""
     fine = ["--finetune-from-model", start, "--lr", 0.05, "--max-epoch", 3, "--dropout", 0]
     result = train(data, save, *CRITERION, *fine, *more)
     output = result.stdout + result.stderr

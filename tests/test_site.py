@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def build(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """Build with the Makefile's options."""
+    """Build the site with the Makefile's options."""
     (command,) = re.findall(r"sphinx-build (.*) -c docs \. build/site$", (ROOT / "Makefile").read_text("utf-8"), re.M)
     command = [sys.executable, "-m", "sphinx", *command.split(), "-c", ROOT / "docs", source, site]
     return subprocess.run(command, capture_output=True, text=True, check=False)
@@ -42,7 +42,7 @@ def test_all_pages_are_there(site: Path) -> None:
     assert [page for page in pages if f'"{page.with_suffix("")}"' not in index] == []
 
 
-def test_what_is_broken_or_lost_is_an_error(tmp_path: Path) -> None:
+def test_broken_links_and_lost_pages_are_errors(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("# Front\n\n[a](nowhere.md)\n[a](#nothing)\n[a](lost/)\n![a](none.png)\n")
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "new.md").write_text("# New\n")

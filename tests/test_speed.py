@@ -1,6 +1,6 @@
-"""Lower precisions are faster than float32 where the processor has their instructions, in processor time.
+"""Lower precisions take less CPU time than float32 on CPUs with instructions for them.
 
-Bounds are wide: what is noticed here has lost half of its speed.  The exported program's is in tests/export.
+Bounds are wide: a failure means that half of the speed is lost.  Exported programs are timed in tests/export.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 
-# Wide enough for products to take most of the time.
+# Products take most of the time in models of this width.
 LAYERS = {f"{side}_layers": "[(512, 3)] * 3" for side in ("encoder", "decoder")}
 WIDTHS = {f"{side}_embed_dim": 512 for side in ("encoder", "decoder")}
 HEADS = {f"{side}_ffn_embed_dim": 2048 for side in ("encoder", "decoder")}
@@ -28,7 +28,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def faster(plain: Callable[[], Any], fast: Callable[[], Any], turns: int = 3) -> float:
-    """Return how many times as fast the second call is: the median of turns, after one of each to warm up."""
+    """Return the median ratio of the first call's CPU time to the second's, after one turn to warm up."""
     ratios = []
     for turn in range(-1, turns):
         seconds = []
@@ -44,7 +44,7 @@ def faster(plain: Callable[[], Any], fast: Callable[[], Any], turns: int = 3) ->
 
 @pytest.fixture
 def wide(build, device: torch.device) -> Callable[[str], Any]:
-    """Build a model that is wide, on a CPU."""
+    """Return a function that builds a wide model on a CPU."""
     if device.type != "cpu":
         pytest.skip("for processors")
     return lambda architecture: build(architecture, **MODELS[architecture])

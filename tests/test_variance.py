@@ -16,7 +16,7 @@ PLAIN = "encoder without residual connections"
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Variances:
-    """Variances of activations and gradients for each stack and variant, from the input up, in narrow layers."""
+    """Return variances of activations and gradients for each stack and variant, from the input up, in narrow layers."""
     folder = tmp_path_factory.mktemp("variance")
     result = script(ROOT / "examples" / "variance" / "measure.py", folder, "--width", 64, "--length", 120)
     assert result.returncode == 0, result.stderr[-3000:]
@@ -59,6 +59,6 @@ def test_the_decoder_keeps_activations_and_shares_gradients_with_the_source(meas
         (PLAIN, "without the factor p", 1e3),
     ],
 )
-def test_variance_is_lost_without(measured: Variances, stack: str, variant: str, lost: float) -> None:
+def test_variance_is_lost_without_a_factor(measured: Variances, stack: str, variant: str, lost: float) -> None:
     for values in zip(*measured[stack, variant], strict=True):
         assert spread(list(values)) > lost

@@ -17,7 +17,7 @@ FREQUENT = {"w0", "w1", "w2"}
 
 
 def translations(word: str) -> list[str]:
-    """Three translations for each word but the last, which is no translation either."""
+    """Return three translations for each word but the last, which is not a translation either."""
     number = int(word[1:])
     return [] if number == 19 else [f"w{(number + step) % 19}" for step in range(3)]
 
@@ -37,14 +37,14 @@ def selection(folder: Path) -> list[object]:
 
 
 def options(folder: Path) -> list[object]:
-    """Two of the three translations, and three frequent words."""
+    """Return options for two of the three translations, and for three frequent words."""
     task = ["--task", "translation_fast", "--candidates", folder]
     return [*task, "--candidates-per-word", 2, "--frequent-candidates", len(FREQUENT)]
 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Four epochs without a stop, validated by BLEU, too, and their output."""
+    """Train four epochs without a stop, with validation by BLEU; return folder and output."""
     save = tmp_path_factory.mktemp("trained")
     more = [*options(folder), *CRITERION, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4]
     result = train(data, save, *more)
@@ -52,7 +52,7 @@ def trained(data: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_log(data: Path, trained: tuple[Path, str]) -> None:
-    """Words without a source are candidates because the references contain them, and do not count as covered."""
+    """Words without a source word are candidates because the references contain them, and do not count as covered."""
     targets = (data.parent / "valid.tgt").read_text()
     count = len(targets.split()) + targets.count("\n")
     found = {other for word in set(targets.split()) for other in translations(word)[:2]} | FREQUENT
@@ -88,13 +88,13 @@ def assert_only_candidates(data: Path, found: dict[int, list[tuple[float, str]]]
 
 
 def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
-    """One sentence per batch: its words are its candidates.  Without candidates, hypotheses come from a longer list."""
+    """With one sentence per batch, its words are its candidates; without candidates, hypotheses have other words."""
     path = trained[0] / "checkpoint_best.pt"
     found = generate(data, path, *selection, *ONE_BY_ONE)
     assert_only_candidates(data, found)
     plain, fast = (generate(data, path, "--task", task) for task in ("translation", "translation_fast"))
     assert plain != found
-    assert_near(fast, plain, 2e-5)  # rounding depends on the number of rows, which is smaller at a first step
+    assert_near(fast, plain, 2e-5)  # rounding errors depend on the number of rows, which is smaller at the first step
     assert {number: [text for _, text in beams] for number, beams in fast.items()} == {
         number: [text for _, text in beams] for number, beams in plain.items()
     }
@@ -120,7 +120,7 @@ def test_generate_with_compiled_steps(data: Path, trained: tuple[Path, str], sel
 
 
 def test_interactive(data: Path, trained: tuple[Path, str], selection: list[object]) -> None:
-    """Unknown words and a blank line have the frequent words; a constraint is obeyed without being a candidate."""
+    """Unknown words and blank lines have the frequent words; constraints need not be candidates."""
     path, sources = trained[0] / "checkpoint_best.pt", "w3 w4\nnever seen\n\n"
     command = ["interactive", data, "--user-dir", USER_DIR, "--path", path, *selection, "--beam", 3, "--nbest", 3]
     found = hypotheses(run(*command, stdin=sources).stdout)
@@ -144,7 +144,7 @@ def test_two_processes_are_one_with_twice_the_update_frequency(data, selection, 
     common = [data, "--user-dir", USER_DIR, "--arch", architecture, *TRAINING, *QUIET, *selection, *CRITERION]
     common += ["--dropout", 0, "--max-epoch", 2]
     first, single, _ = train_two_processes_as_one(tmp_path, *common)
-    # Each rank has its own candidates; the log has the mean over both.
+    # Each rank has its own candidates; the log has the mean over both ranks.
     for part in ("train", "valid"):
         lines = [shown(output, part)[-1] for output in (first, single)]
         for name in (f"{part}_candidates", f"{part}_coverage", f"{part}_nll_loss"):

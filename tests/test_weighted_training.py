@@ -1,4 +1,4 @@
-"""Training of the Weighted Transformer with fairseq's trainer, in all cases that could lose κ and α."""
+"""Training of the Weighted Transformer with fairseq's trainer, in all cases in which κ and α could be lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_on_simplex(model: dict[str, torch.Tensor], tolerance: float = 1e-5) -
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Two epochs with moving averages and a checkpoint after each update, and their output."""
+    """Train two epochs with moving averages and a checkpoint after each update; return folder and output."""
     folder = tmp_path_factory.mktemp("trained")
     options = ["--max-epoch", 2, "--save-interval-updates", 1, "--store-ema", "--ema-decay", 0.5, "--log-interval", 2]
     result = train(data, folder, *options, "--log-file", folder / "log")
@@ -46,7 +46,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path,
 
 
 def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None:
-    """In each checkpoint, in the moving average, and in an average of checkpoints."""
+    """κ and α are on the simplex in each checkpoint, in the moving average, and in an average of checkpoints."""
     paths = [trained[0] / f"checkpoint{name}.pt" for name in ("_1_1", "_1_2", "_1_3", 1, "_2_5", "_2_6", "_2_7", 2)]
     checkpoints = [load_checkpoint(path) for path in paths]
     models = [checkpoint["model"] for checkpoint in checkpoints]
@@ -57,8 +57,8 @@ def test_weights_move_and_stay_on_the_simplex(trained: tuple[Path, str]) -> None
         assert not torch.equal(first, models[-1][name])
 
 
-def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str]) -> None:
-    """Section 3.1, with d = 16, N = 1 and warm-ups of 4 and 2 updates; the log has the rate of the next update."""
+def test_the_log_has_the_rates_of_the_paper(trained: tuple[Path, str]) -> None:
+    """Section 3.1 is tested with d = 16, N = 1 and warm-ups of 4 and 2 updates; the log has the next update's rate."""
     lines = [
         json.loads(line.split(" | train_inner | ")[1]) for line in trained[1].splitlines() if "train_inner" in line
     ]
@@ -71,8 +71,8 @@ def test_the_papers_rates_from_the_options_to_the_log(trained: tuple[Path, str])
         assert rates["branch_simplex"] == pytest.approx((16 / 1) ** -0.5 * min(update**-0.5, update * 2**-1.5))
 
 
-def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
-    """Within an epoch, with dropout: model, moments and moving average."""
+def test_a_resumed_training_is_bit_equal(data: Path, trained: tuple[Path, str], tmp_path: Path) -> None:
+    """The stop is within an epoch, with dropout; model, moments and moving average are bit-equal."""
     options = ["--max-update", 4, "--store-ema", "--ema-decay", 0.5]
     train(data, tmp_path, *options, "--restore-file", trained[0] / "checkpoint_1_2.pt")
     straight, resumed = load_checkpoint(trained[0] / "checkpoint1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
@@ -84,7 +84,7 @@ def test_resuming_is_bit_for_bit_not_having_stopped(data: Path, trained: tuple[P
             other = resumed["last_optimizer_state"]["state"][index][name]
             assert torch.equal(torch.as_tensor(other), torch.as_tensor(value)), (index, name)
     groups = [each["last_optimizer_state"]["param_groups"] for each in (straight, resumed)]
-    assert groups[0] == groups[1]  # rates, and the updates at which freezing begins
+    assert groups[0] == groups[1]  # the rates, and the updates at which freezing begins
 
 
 def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
@@ -144,14 +144,14 @@ checkpoint: {{save_dir: {tmp_path / "save"}}}
     saved = load_checkpoint(tmp_path / "save" / "checkpoint_last.pt")
     assert_on_simplex(saved["model"])
     rates = {group["name"]: group["lr"] for group in saved["last_optimizer_state"]["param_groups"]}
-    # Values for the fifth update; the tiny model is 128 wide and has one layer here.
+    # These values are for the fifth update; the tiny model is 128 wide and has one layer here.
     assert rates["network"] == pytest.approx(128**-0.5 * 5 * 4000**-1.5)
     assert rates["branch_simplex"] == pytest.approx(128**-0.5 * 5 * 400**-1.5)
 
 
 @pytest.mark.parametrize("mode", ["uniform", "random"])
 def test_other_weights_at_test_time(data: Path, trained: tuple[Path, str], mode: str) -> None:
-    """Table 3: the trained model with other κ and α."""
+    """As in table 3, the trained model is tested with other κ and α."""
     checkpoint = str(trained[0] / "checkpoint_last.pt")
 
     def load(**overrides: str) -> dict[str, torch.Tensor]:

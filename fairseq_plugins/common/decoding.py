@@ -2,12 +2,12 @@
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
-A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and
-drops finished sentences.  This selection is an index, which the next step applies, so that it copies each row once.
+A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and drops
+finished sentences.  This selection is an index, which the next step applies, so that each row is copied only once.
 
 Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
-When sentences are dropped, others may fill the gaps, with all their rows.  The contract is checked on the device, to
-avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
+When sentences are dropped, other sentences may fill the gaps, with all their rows.  The contract is checked on the
+device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Decoding(Protocol):
     fixed: bool  # whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
 
     def make_room(self) -> None:
-        """Check that the model has another position, and allocate memory if the state is full.
+        """Check that the model has a position for the next token, and allocate memory if the state is full.
 
         The host calls this before each step.
         """
@@ -71,7 +71,7 @@ class StepwiseDecoding:
 
     An object is used for one batch only, so the model's weights do not change during its lifetime.  This plugin's
     search calls the methods of `Decoding`.  fairseq's search calls the decoder's ``forward``, which calls `decode`.
-    Each model family implements `set_up`, `compute`, and if its state needs them `projected` and `grow`.
+    Each model family implements `set_up`, `compute` and, if its state needs them, `projected` and `grow`.
 
     Args:
         source: encoder output, one entry per sentence.
@@ -118,7 +118,7 @@ class StepwiseDecoding:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def projected(self) -> Iterable[Any]:
-        """Return the parts of the state that hold tensors with one entry per sentence, as attributes `per_sentence`."""
+        """Return the parts of the state whose attributes named in `per_sentence` have one entry per sentence."""
         return ()
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -160,8 +160,8 @@ class StepwiseDecoding:
         rows, k = self.order.left, self.order.beam
         if len(prev_output_tokens) != rows:
             raise ValueError(
-                f"prev_output_tokens has {len(prev_output_tokens)} rows, and the encoder output {rows // k} x {k}: "
-                "pass one for each"
+                f"prev_output_tokens has {len(prev_output_tokens)} rows, and the encoder output has {rows // k} "
+                f"sentences of {k} rows: pass {rows} rows"
             )
         features, attention = [], []
         for position in range(self.steps, length):
@@ -244,7 +244,7 @@ def update_state(state: Any, /, **parts: Tensor) -> None:
 
 @dataclass(frozen=True)
 class KeptSentences:
-    """The sentences that remain after others have finished."""
+    """The sentences of a batch that remain after other sentences have finished."""
 
     sentences: Tensor  # index that each remaining sentence had before, in the new order, (B,)
 
@@ -286,7 +286,7 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return the order of the next step, and the remaining sentences if others are dropped, and clear them."""
+        """Return and clear the order of the next step; also return the remaining sentences if others are dropped."""
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
             return order, None

@@ -45,8 +45,8 @@ def count_lines(path: Path) -> int:
 def beside(path: Path) -> Iterator[Path]:
     """Yield a temporary path in the same folder; at the end, rename it to ``path``, or remove it after an error.
 
-    Several processes may write the same path.  Each has its own temporary path, and the last process to finish
-    determines the content.
+    Several processes may write the same path.  Each process has its own temporary path, and the last process to
+    finish determines the content.
     """
     unfinished = _name_beside(path)
     try:
@@ -56,7 +56,7 @@ def beside(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())  # otherwise a power failure may leave the new name without the content
         unfinished.replace(path)
     except BaseException:
-        _remove(unfinished)  # it may have filled the disk
+        _remove(unfinished)  # this file may have filled the disk
         raise
 
 
@@ -130,7 +130,7 @@ def _remove(path: Path) -> None:
 def _standard_stream(path: Path) -> int | None:
     """Return the file descriptor, 1 or 2, of the standard stream that ``path`` refers to, or None.
 
-    A standard stream must not be opened by its path, which would overwrite a file that it is redirected to.
+    A standard stream must not be opened by its path, because this would overwrite a file that receives the stream.
     """
     for number in (1, 2):
         with suppress(OSError):  # there is no such file, or the stream is closed

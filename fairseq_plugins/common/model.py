@@ -49,7 +49,7 @@ class SourceEncoder(FairseqEncoder):
         return Source(keys, values, padding_mask)
 
     def reorder_encoder_out(self, encoder_out: Source, new_order: Tensor) -> Source:
-        """Return the encoder output with rows in a new order; fairseq also repeats sentences for a beam with it."""
+        """Return the encoder output with rows in a new order; fairseq also calls this method to repeat sentences."""
         return encoder_out.reorder(new_order)
 
     def max_positions(self) -> int:
@@ -123,7 +123,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
         incremental_state: dict[str, Any] | None = None,
         **unused: object,
     ) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Predict each next token of the previous tokens, (B, T), or (R, T) with k rows per sentence.
+        """Predict the token after each of the previous tokens, (B, T), or (R, T) with k rows per sentence.
 
         With an incremental state of fairseq, only tokens since the last call are decoded, and only the first call reads
         the encoder output.
@@ -152,7 +152,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
             decoding.order.reorder(new_order)
 
     def make_generation_fast_(self, need_attn: bool = False, **unused: object) -> None:
-        """Prepare the decoder for inference; fairseq says whether it needs the attention."""
+        """Prepare the decoder for inference; ``need_attn`` says whether fairseq needs the attention."""
         self.need_attn = need_attn
 
 
@@ -164,7 +164,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
         shortest_warmup: minimum number of warm-up updates when own-data trains the model.
         onnx_program: name of the module that builds the ONNX programs.  Its functions ``encode``, ``set_up`` and
             ``step`` add operators, and its ``PARTS`` are the classes that these functions support.  Subclasses do not
-            inherit the attribute, because they may compute something else.
+            inherit the attribute, because they may compute a different function.
         converters: name of a module with a function ``convert``, for each model of fairseq whose checkpoints can be
             converted to this family.
         state_version: version of the checkpoint layout, saved as a buffer.
@@ -215,7 +215,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int) -> float:
-        """Return how many epochs own-data usually needs for so many sentence pairs; infinity if unknown."""
+        """Return how many epochs own-data usually needs for the given number of sentence pairs; infinity if unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:

@@ -32,7 +32,7 @@ Sizes = list[str | int]  # sizes of a tensor
 class Weights:
     """The file with the weights of all programs of a model; equal weights are stored only once.
 
-    The programs refer to the file by ``name``.  With int8, they quantise matrices, with one scale per row.
+    The programs refer to the file by ``name``.  With ``int8``, matrices are quantised with one scale per row.
     """
 
     def __init__(self, file: BinaryIO, name: str, int8: bool) -> None:

@@ -1,7 +1,7 @@
-"""Options of models: defaults, allowed ranges, architectures, which are named sets of options, and lists of layers.
+"""Options of models: defaults, allowed ranges, architectures (named sets of options), and lists of layers.
 
 In a configuration class, the default of an option that differs between architectures is None.  hydra applies these
-defaults before the architecture, which could not tell another default from a value that the user has set.
+defaults before the architecture's function runs, and this function could not tell another default from a user's value.
 """
 
 from __future__ import annotations

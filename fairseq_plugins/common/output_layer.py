@@ -57,7 +57,7 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 
 
 def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
-    """Return a copy of the model whose output i is the i-th candidate, and which shares all other parts with the model.
+    """Return a copy of the model whose output i is the i-th candidate; the copy shares all other parts with the model.
 
     Use this in translation: it does not modify the model, so other threads can use the model at the same time.
     """

@@ -1,7 +1,7 @@
 """A prefix tree of several target sentences per source sentence.
 
-A prefix is the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: in a set
-of eight hypotheses, the distinct prefixes are about a third as many as the words.  A decoder needs to compute each
+A prefix is the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: a set
+of eight hypotheses has about a third as many distinct prefixes as words.  A decoder needs to compute each
 distinct prefix only once.
 
 B sentences, R rows (target sentences), T target positions, M distinct prefixes in the batch, N maximum number of
@@ -65,7 +65,7 @@ class PrefixTree:
         longest = max(map(len, paths))
         self.words, self.positions = torch.tensor(words, device=device), torch.tensor(positions, device=device)
         self.nodes = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=device)
-        # A root has no parent.  The index M stands for it: an additional entry that is its own parent.
+        # A root has no parent.  The index M stands for the missing parent: an additional entry that is its own parent.
         above = [self.size if parent < 0 else parent for parent in parents]
         self._parents = torch.tensor([*above, self.size], device=device)
         place, size = torch.arange(max(sizes), device=device), torch.tensor(sizes, device=device)
@@ -108,5 +108,5 @@ class PrefixTree:
 
 
 def _with_zeros(x: Tensor) -> Tensor:
-    """Append a row of zeros to the table of an embedding lookup, whose gradient is faster than that of indexing."""
+    """Append a row of zeros for an embedding lookup, whose gradient is computed faster than that of indexing."""
     return F.pad(x, (0, 0, 0, 1))

@@ -36,7 +36,7 @@ DEFAULTS = {
     "init_range": 0.05,
 }
 
-# Options that only the named encoder types read.  Other types warn about them, but not about sizes.
+# Options that only the named encoder types read.  With other types, these options cause a warning; sizes cause none.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
@@ -51,7 +51,7 @@ _OF_TYPES = {
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = option(None, "dropout on embeddings, decoder output and between LSTM layers", FRACTION)
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = option(  # type: ignore[valid-type]
-        None, "encoder of section 3.2, of section 3.1, or a baseline of section 2"
+        None, "encoder: convolutional (section 3.2), pooling (section 3.1), or a baseline, lstm or bilstm (section 2)"
     )
     encoder_embed_dim: Optional[int] = option(
         None, "width of source and target embeddings, and input width of the output layer", SIZE
@@ -67,7 +67,7 @@ class ConvEncoderConfig(FairseqDataclass):
     no_residual: bool = option(False, "convolutional: no residual connections (paper's figure of encoder depth, b)")
     single_stack: bool = option(False, "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)")
     no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling: no position embeddings")
-    pooling_width: int = option(5, "pooling: k, the odd number of words averaged", SIZE)
+    pooling_width: int = option(5, "pooling: k, the number of embeddings that are averaged; must be odd", SIZE)
     encoder_hidden_size: Optional[int] = option(
         None, "lstm and bilstm: units of an LSTM, for bilstm per direction", SIZE
     )

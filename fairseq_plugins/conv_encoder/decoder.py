@@ -57,7 +57,7 @@ class AttentiveLSTM(nn.Module):
             torch.cat([self.recurrent.weight, self.query.weight]),
             self.conditional_input.weight,
         )
-        # Under autocast, the precisions differ.  autocast does not convert tensors in the backward pass, so do it here.
+        # autocast converts no tensors in the backward pass, so convert tensors of other precisions here.
         h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
@@ -205,7 +205,7 @@ class ConditionalInput:
 
     def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
         z = source.keys.transpose(1, 2)
-        # z above W_dᵀ z, (B, f + H, S), so that one product with concatenated g and h gives the scores.
+        # Stack z and W_dᵀ z, (B, f + H, S), so that one product with concatenated g and h gives the scores.
         self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
         self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
         self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
@@ -230,7 +230,7 @@ class _StepLSTM:
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Return the next hidden states, (R, H), for the result of `join` and an addition to the gates, (R, 4H)."""
+        """Return the next hidden states, (R, H), for the result of `join` and a term added to the gates, (R, 4H)."""
         own = self.gates(joined)
         h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
         update_state(self, h=h, cell=cell)
@@ -240,7 +240,7 @@ class _StepLSTM:
 class LSTMDecoder(IncrementalDecoder):
     """A decoder of an LSTM with attention and, optionally, further LSTMs on top of it.
 
-    Dropout is on the input of all LSTMs except the first, and on the output.
+    Dropout is on the input of all LSTMs except the first, and on the decoder's output.
     """
 
     decoding_class = ConvEncoderDecoding

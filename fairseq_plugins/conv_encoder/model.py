@@ -96,7 +96,7 @@ class Convolution(nn.Module):
     Section 4.3 divides the gradients of convolutions with d inputs by √d.  Otherwise the layers of a stack saturate.
     However, optimizers that normalise gradients, such as Adam, would undo this division.  Therefore the parameters here
     are √d times weight and bias, while their gradients are those of weight and bias.  A step of any optimizer then
-    moves weight and bias 1/√d times as far.  With plain SGD, this is the same as dividing the gradients.
+    changes weight and bias by 1/√d of the usual amount.  With plain SGD, this is the same as dividing the gradients.
 
     Gradient clipping reads the undivided gradients.  Their norm is 1.15 to 1.4 times as large as the norm in the paper
     (measured with `conv_encoder_tiny` on Multi30k).
@@ -162,7 +162,8 @@ class LSTMEncoder(SourceEncoder):
     """An encoder of one or two stacks of LSTMs.
 
     One stack reads forwards.  With two stacks, directions alternate between layers; the first layer reads forwards in
-    one stack, and backwards in the other.  Dropout is on the input of all layers except the first, and on the output.
+    one stack, and backwards in the other.  Dropout is on the input of all layers except the first, and on the encoder's
+    output.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Options and architectures of ConvS2S, and options of its learning-rate schedule.
 
-Option names follow fairseq's fconv.  Sizes are those of the paper, which differ from fairseq's architectures.  Word
-embeddings and the input of the output layer have 512 dimensions (section 4.2).  Sections 5.1, 5.4 and 5.7 describe the
-layers.
+Option names follow fairseq's fconv.  Sizes are those of the paper and differ from those of fairseq's architectures.
+Word embeddings and the input of the output layer have 512 dimensions (section 4.2).  Sections 5.1, 5.4 and 5.7 describe
+the layers.
 """
 
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class ConvS2SConfig(FairseqDataclass):
     dropout: float = option(0.1, "dropout on embeddings, decoder output and the input of each convolution", FRACTION)
     encoder_embed_dim: Optional[int] = option(None, "encoder embedding dimension", SIZE)
     encoder_embed_path: Optional[str] = option(
-        None, "pretrained encoder embeddings: text, after a first line one 'word number ...' a line"
+        None, "pretrained encoder embeddings: text file with a header and lines 'word number number ...'"
     )
     encoder_layers: Optional[str] = option(
         None, "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
@@ -37,7 +37,7 @@ class ConvS2SConfig(FairseqDataclass):
     no_encoder_positional_embeddings: bool = option(False, "encoder without position embeddings")
     decoder_embed_dim: Optional[int] = option(None, "decoder embedding dimension; must equal the encoder's", SIZE)
     decoder_embed_path: Optional[str] = option(
-        None, "pretrained decoder embeddings: text, after a first line one 'word number ...' a line"
+        None, "pretrained decoder embeddings: text file with a header and lines 'word number number ...'"
     )
     decoder_layers: Optional[str] = option(
         None, "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
@@ -104,7 +104,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass
 class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = option(
-        0.1, "factor of the learning rate after each epoch once it is annealed", Range(0, 1, above=True)
+        0.1, "factor of the learning rate after each epoch from the first plateau on", Range(0, 1, above=True)
     )
     lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

@@ -1,8 +1,8 @@
 """Layers of ConvS2S: gated convolutions, shortcuts (sections 3.2 and 3.4), multi-step attention (section 3.3).
 
-The second part of the file has their forms for incremental decoding.  A step does not copy the source, and does not
-synchronise with the device.  A convolution is the product of its weight and the last w inputs of each row.  Attention
-consists of two matrix products per sentence, whose rows are the hypotheses.
+The second part of the file contains the forms of these layers for incremental decoding.  A step does not copy the
+source, and does not synchronise with the device.  A convolution is the product of its weight and the last w inputs of
+each row.  Attention consists of two matrix products per sentence, whose rows are the hypotheses.
 
 B sentences, T time steps or target positions, S source positions, C input width, D output width, w kernel width,
 f embedding width, k hypotheses (rows) per sentence, R = B·k.  Time is the first dimension in convolutions, as in
@@ -83,7 +83,7 @@ class GatedConvolution(WeightNormalisable):
 class Shortcut(nn.Module):
     """A residual connection that spans ``distance`` layers, with a linear map if the widths at its ends differ.
 
-    It starts at the layer's own input if the distance is 1.  There is no connection if it is 0.
+    A connection of distance 1 starts at the layer's own input.  Distance 0 means no connection.
     """
 
     def __init__(self, distance: int, from_dim: int, to_dim: int) -> None:
@@ -126,7 +126,7 @@ class MultiStepAttention(nn.Module):
         """
         d = (self.in_projection(h) + g) * SQRT_HALF
         a = softmax(torch.baddbmm(source.bias, d, source.keys.transpose(1, 2)))
-        # The average of m values has a standard deviation 1/√m times as large; multiplying by √m restores it.
+        # The average of m values has 1/√m of their standard deviation; multiplying by √m restores it.
         c = torch.bmm(a, source.values) * source.sqrt_lengths
         return (h + self.out_projection(c)) * SQRT_HALF, a
 
@@ -144,7 +144,7 @@ class ProjectedAttention:
     def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchWeights | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
-        # With the layout (B, C, S), the product with the few rows of a step is several times faster.
+        # The product with the few rows of a step is several times faster for the layout (B, C, S) than for (B, S, C).
         self.keys = linear(source.keys, w_d.t(), None, packing).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # Attention weights sum to one, so adding b_o to each value is the same as adding it to the average.

@@ -40,7 +40,8 @@ from fairseq_plugins.cpu.training import Dropout
 class ConvS2SEncoder(SourceEncoder):
     """An encoder of gated convolutions, with dropout on the input of each convolution.
 
-    Each decoder layer with attention contributes to the encoder's gradient, which is divided by twice their number.
+    Each decoder layer with attention adds to the encoder's gradient, which is divided by twice the number of these
+    layers.
     """
 
     def __init__(
@@ -83,10 +84,10 @@ class ConvS2SEncoder(SourceEncoder):
 
 
 class ConvS2SDecoder(IncrementalDecoder):
-    """A decoder of causal gated convolutions, each of which attention follows if ``attends`` is true for it.
+    """A decoder of causal gated convolutions; attention follows each convolution for which ``attends`` is true.
 
-    Dropout is on the input of each convolution, and on the output.  If the decoder is ``tied``, the output projection
-    shares the word embedding's weight.
+    Dropout is on the input of each convolution, and on the decoder's output.  If the decoder is ``tied``, the output
+    projection shares the word embedding's weight.
     """
 
     decoding_class = ConvS2SDecoding

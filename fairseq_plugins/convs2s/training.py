@@ -42,7 +42,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         self.optimizer.set_lr(self.lr)
 
     def step(self, epoch: int, val_loss: float | None = None) -> float:
-        """Update the rate at the end of an epoch; there is no loss without validation, or if no epoch has ended."""
+        """Update the rate at the end of an epoch; ``val_loss`` is None without validation, or if no epoch has ended."""
         if val_loss is not None:
             if self._improves(val_loss):
                 self.best = val_loss

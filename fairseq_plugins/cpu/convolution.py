@@ -71,8 +71,8 @@ def convolve_channels_first(
 def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
     """Return whether pairs are faster than windows, for inputs of width ``dim`` and weights like ``like``.
 
-    In precisions below float32, they are not.  The answer does not depend on the batch size.  Otherwise batches of
-    different sizes would have to pack different matrices.
+    Pairs are not faster in precisions below float32.  The answer does not depend on the batch size, because otherwise
+    batches of different sizes would have to pack different matrices.
     """
     return (
         kernel == 3 and dim >= NARROWEST and packing is not None and packing.precision == "float32" and can_pack(like)

@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
         return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # callers that overwrite a view would copy it first
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view in place would copy it first
 
 
 def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:

@@ -208,7 +208,7 @@ class PackedWeightCache:
 
 
 class BatchWeights:
-    """The packed weights that one batch has used, some from a previous batch; weights must not change meanwhile."""
+    """The packed weights of one batch, some from a previous batch; weights must not change during the batch."""
 
     def __init__(self, precision: str, previous: dict[object, object]) -> None:
         self.precision = precision
@@ -260,7 +260,7 @@ def prepare_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function ``x -> x Wᵀ + b`` for many calls without gradients, while the weight does not change.
 
-    The first call has so many rows; later calls may have fewer.  The weight should be contiguous.
+    ``rows`` is the number of rows of the first call; later calls may have fewer rows.  The weight should be contiguous.
     """
     if packing is not None and can_pack(weight):
         packed = packing.packed(PackedLinear, weight, bias)

@@ -24,9 +24,9 @@ Repair = Callable[[], None]
 # No file or option runs code or reads the environment.
 SAFETY: tuple[Repair, ...] = (
     checkpoints.load_checkpoints_safely,
-    # After `load_checkpoints_safely`, which refuses configurations of other types.
+    # Follows `load_checkpoints_safely`, which makes ranks refuse configurations that are not plain dictionaries.
     checkpoints.broadcast_plain_configuration,
-    checkpoints.validate_contents,  # after `load_checkpoints_safely`, which names the file in errors
+    checkpoints.validate_contents,  # follows `load_checkpoints_safely`, which names the file in errors
     checkpoints.fit_optimizer_states,
     safety.quote_file_names,
     safety.read_options_without_eval,
@@ -34,7 +34,7 @@ SAFETY: tuple[Repair, ...] = (
     safety.unpack_archives_safely,
 )
 
-# A resumed training continues exactly, and no checkpoint is lost.
+# A resumed training computes the same numbers as an uninterrupted one, and no checkpoint is lost.
 RESUMING: tuple[Repair, ...] = (
     epochs.finish_epochs_with_other_update_freq,
     epochs.keep_batches_on_resume,
@@ -58,13 +58,13 @@ DISTRIBUTED: tuple[Repair, ...] = (
     training.wrap_models_on_cpus,
 )
 
-# The same results in less time on a CPU.
+# These repairs compute the same results as fairseq in less time on a CPU.
 SPEED: tuple[Repair, ...] = (
     training.smooth_in_one_pass,
     training.update_in_one_pass,
 )
 
-# Commands, texts, search, and the interface from Python.
+# Commands, texts, search, and the Python interface.
 TRANSLATING: tuple[Repair, ...] = (
     command.decode_pieces_with_their_model,
     command.end_lines_at_line_feeds,

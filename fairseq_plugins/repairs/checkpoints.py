@@ -12,6 +12,7 @@ import io
 import os
 import pickle
 import re
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, NoneType
@@ -97,19 +98,19 @@ SAFE_GLOBALS: list[Any] = [
 
 
 def refuses(load: Callable[[Any], Any], value: object) -> bool:
-    """Probe: whether ``load`` refuses a value that is not on torch's list."""
+    """Probe: whether ``load`` refuses a value whose type torch does not allow in a file."""
     try:
         load(value)
     except pickle.UnpicklingError:
         return True
-    # The value was read, but is not a checkpoint; or torch's settings conflict.
+    # Either the value was read but is not a checkpoint, or torch's settings conflict.
     except (TypeError, ValueError, RuntimeError):
         pass
     return False
 
 
 def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
-    """Save a state and load it with fairseq's loader, for probes, which write no files."""
+    """Save a state in memory and load it with fairseq's loader, so that probes write no files."""
     file = io.BytesIO()
     torch.save(state, file)
     with replaced(checkpoint_utils, "open", lambda *_, **__: io.BytesIO(file.getvalue())):
@@ -117,11 +118,11 @@ def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
 
 
 def load_checkpoints_safely() -> None:
-    """Allow the classes of fairseq's checkpoints, refuse others by name, and never load without torch's check.
+    """Allow the classes of fairseq's checkpoints, name and refuse other classes, and load only what torch checks.
 
     torch refuses every checkpoint of fairseq and advises users to disable its check.  Newer fairseq versions disable
-    the check; this repair then enables it by torch's environment variable, for this process and its children.  If the
-    probe still finds that files are not checked, no checkpoint is loaded.
+    the check; this repair then enables the check for this process and its children, by an environment variable of
+    torch.  If the probe still finds that files are not checked, no checkpoint is loaded.
     """
     load = checkpoint_utils.load_checkpoint_to_cpu
     load_value = functools.partial(load_from_memory, load)
@@ -156,10 +157,12 @@ def load_checkpoints_safely() -> None:
             reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
             raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
         except Exception as error:  # files can raise any error
-            raise pickle.UnpicklingError(
-                f"{path} cannot be read as a checkpoint of fairseq: {type(error).__name__}: {error}; use another "
-                "checkpoint, or give the --user-dir of its training"
-            ) from error
+            reason = f"{type(error).__name__}: {error}"
+            if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
+                reason += " is an architecture that is not registered; give the --user-dir of its training"
+            else:
+                reason += "; use another checkpoint"
+            raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
 
 
 def undamaged_beside(path: Path) -> str:
@@ -173,7 +176,7 @@ def undamaged_beside(path: Path) -> str:
 def broadcast_plain_configuration() -> None:
     """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load.
 
-    No probe is needed: ranks read a configuration of any type.
+    No probe is needed: ranks accept plain dictionaries as well as omegaconf's configurations.
     """
     broadcast = distributed_utils.broadcast_object
 
@@ -255,7 +258,7 @@ def check_values(state: dict[str, Any]) -> None:
     """Refuse special tensors, attributes that hide values, and too many values.
 
     Raises:
-        ValueError: a value is refused, and the error says where it is, or there are too many values.
+        ValueError: there are too many values, or a value is refused; the error names the place of the value.
     """
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:
@@ -331,9 +334,9 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
 
 
 def fit_optimizer_states() -> None:
-    """Refuse optimizer moments of wrong sizes, and ignore the file's choice of torch's kernels.
+    """Refuse optimizer moments of wrong sizes, and ignore a checkpoint's choice of torch's optimizer kernels.
 
-    No probe is needed: a state of this training is loaded as before.
+    No probe is needed: an optimizer state with the right sizes is loaded as before.
     """
     load = FairseqOptimizer.load_state_dict
 

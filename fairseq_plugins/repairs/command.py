@@ -108,7 +108,7 @@ def print_option_errors_without_traceback() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in a process that translates; the system would spend time on clearing pages for reuse.
+    """Keep freed memory in a process that translates; otherwise the system spends time on clearing pages.
 
     Training still returns freed memory: its blocks have many sizes, so keeping them would leave gaps in the heap and
     use 1.7 times as much memory.  Settings in the environment, and C libraries other than glibc, are not changed.
@@ -198,9 +198,9 @@ def check_texts(args: Namespace) -> None:
 
 
 def name_empty_translations() -> None:
-    """Explain why all sentences were skipped; ``fairseq-generate`` then divides by zero.
+    """Explain why ``fairseq-generate`` skipped all sentences; fairseq stops with a ZeroDivisionError.
 
-    The probe is the ZeroDivisionError.
+    The ZeroDivisionError is the probe for this fault.
     """
     for program in programs("generate", "get_symbols_to_strip_from_output"):
         main = program.main
@@ -248,7 +248,7 @@ def decode_pieces_with_their_model() -> None:
     """Decode ``--bpe sentencepiece`` by the sentencepiece model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
 
     fairseq also drops spaces at both ends of a line.  This repair turns line feeds into spaces, so that each
-    translation is one line.  No probe is needed: the model's text is the right one.
+    translation is one line.  No probe is needed: the sentencepiece model always decodes correctly.
     """
 
     @wrap(SentencepieceBPE, "decode")
@@ -268,7 +268,7 @@ def segment_long_words() -> None:
 
 
 def translate_every_line() -> None:
-    """Accept invalid UTF-8, carriage returns and long lines, and free lines after their translation.
+    """Accept invalid UTF-8, carriage returns and long lines in ``fairseq-interactive``, and free translated lines.
 
     fairseq crashes at a line that is invalid UTF-8 or too long, splits lines at carriage returns, and keeps all lines
     in memory.  No probe is needed: other lines are read as before.

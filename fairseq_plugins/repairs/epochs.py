@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def at_most(positions: Any, tokens: int) -> Any:
-    """Limit maximum positions, one number or several, to a number of tokens."""
+    """Return maximum positions (a number, tuple or mapping), each limited to a number of tokens."""
     if isinstance(positions, Mapping):
         return {name: at_most(each, tokens) for name, each in positions.items()}
     if isinstance(positions, tuple | list):
@@ -32,8 +32,8 @@ def keep_batches_on_resume() -> None:
 
     fairseq's batches depend on the epoch in which the process starts, so after a resume some sentences occur twice in
     an epoch and others never.  fairseq also fails at a sentence longer than ``--max-tokens``, although it skips
-    sentences that are too long for the model.  No probe is needed: a training that starts in the first epoch has
-    fairseq's batches.
+    sentences that are too long for the model.  No probe is needed: a training that starts in the first epoch
+    uses the same batches as in fairseq.
     """
     get = FairseqTask.get_batch_iterator
     signature = inspect.signature(get)
@@ -68,8 +68,8 @@ def keeps_the_last_batch() -> bool:
 def keep_the_last_batch() -> None:
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    Newer fairseq versions drop such a batch.  It has the longest sentences, which would be neither translated nor
-    validated.
+    Newer fairseq versions drop such a batch.  This batch contains the longest sentences, which would be missing
+    in translation and validation.
     """
     if keeps_the_last_batch():
         return
@@ -86,11 +86,11 @@ def keep_the_last_batch() -> None:
 
 
 def resume_with_other_processes() -> None:
-    """Save the number of batches that all processes have trained together; a resumed training skips this number.
+    """Save how many batches all processes together have trained; a resumed training skips these batches.
 
-    fairseq saves the number of one process.  If two processes resume a training of one process, they skip half an epoch
-    or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.  The probe reads the code,
-    because a call would need several processes.
+    fairseq saves the number of batches of one process.  If two processes resume a training of one process, they skip
+    half an epoch or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.  The probe reads
+    fairseq's code, because a call would need several processes.
     """
     save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
     if mentions(load, "num_shards"):
@@ -126,8 +126,8 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
     if state["order"] != order_of(iterator):
         logger.warning(
             "the batches differ from the checkpoint's, because of another --max-tokens, --batch-size or --seed, or "
-            f"other data: epoch {epoch} resumes after the same share of it ({passed} of {before} batches), so it "
-            "repeats some sentences and skips others"
+            f"other data: epoch {epoch} resumes after the same share of its batches ({passed} of {before}), and "
+            "therefore repeats some sentences and skips others"
         )
     elif again := passed % processes:
         logger.info(
@@ -143,7 +143,7 @@ def finish_epochs_with_other_update_freq() -> None:
     """Count updates correctly if the number of trained batches is not a multiple of ``--update-freq``.
 
     fairseq counts one update too few, loses the last batches of the epoch, and may repeat the epoch.  No probe is
-    needed: the counts are the right ones.
+    needed: the counts equal those of a fairseq without the fault.
     """
     init = GroupedIterator.__init__
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import logging
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -69,7 +70,7 @@ def refuse_unread_options() -> None:
         task, asked = getattr(cfg.get("task"), "_name", None), kwargs.get("task")
         if isinstance(asked, str) and task not in (None, asked):
             raise ValueError(
-                f"task={asked!r} cannot take a checkpoint of the task {task}; use another, or leave it out"
+                f"task={asked!r} cannot load a checkpoint of the task {task}; use another checkpoint, or leave out task"
             )
         if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
             return loaded  # models of speech have their own interface
@@ -83,7 +84,7 @@ def refuse_unread_options() -> None:
 
 @contextlib.contextmanager
 def reporting_attention(models: nn.Module) -> Iterator[None]:
-    """Make models report attention in this context, even if they were prepared for inference without it."""
+    """Make models report attention in this context, even if they were prepared for inference without attention."""
     silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
     for module in silent:
         module.need_attn = True  # type: ignore[assignment]
@@ -104,6 +105,7 @@ def generate_as_asked() -> None:
     - options of the task and ``replace_unk`` are ignored; for a single sentence, all options except the beam are
       ignored.
     - sentences are sorted, but not their prefixes.
+    - each call logs four lines about batches.
     """
     generate = GeneratorHubInterface.generate
     if mentions(generate, "need_attn"):  # the probe: whether `generate` asks the model for attention
@@ -122,6 +124,8 @@ def generate_as_asked() -> None:
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
+        if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
+            log.setLevel(logging.WARNING)
         asked = {**self.cfg.generation, **kwargs}
         with reporting_attention(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
             return generate(self, tokenized_sentences, *args, **kwargs)

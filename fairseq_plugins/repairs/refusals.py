@@ -15,7 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag, literal
 
-# A parser belongs to the command of the first option here that it has.
+# A parser belongs to the command of the first of these options that the parser defines.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
@@ -306,7 +306,7 @@ def refuse(command: str | None, *parts: Any) -> None:
     """Check options before a command or function starts.
 
     Raises:
-        ValueError: it cannot do what the options ask for.
+        ValueError: an option, or a combination of options, is refused.
     """
     o = GivenOptions(*parts)
     for refusal in REFUSALS:

@@ -34,15 +34,15 @@ UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved
 def begin_training_right() -> None:
     """Resume from the newest undamaged checkpoint, with its patience, and do not continue a finished training.
 
-    - Forget the best validation of an earlier training in this process.
+    - Forget the best validation result of an earlier training in this process.
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
     - Pass the result of the last validation to the learning-rate schedule; fairseq saves the result but does not use
       it.
     - Restore the count of ``--patience``.
-    - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has ended the training.
+    - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has already ended the training.
 
-    The probe for the schedule reads the code.  The other steps need no probe: they change nothing if fairseq does the
-    same.
+    The probe for the schedule reads fairseq's code.  The other steps need no probe: they change nothing if fairseq does
+    the same.
     """
     load = checkpoint_utils.load_checkpoint
     finish_schedule = not mentions(load, "val_loss")
@@ -62,7 +62,7 @@ def begin_training_right() -> None:
 
 
 def forget_earlier_training() -> None:
-    """Forget the best validation of earlier trainings in this process (``fairseq-hydra-train --multirun``).
+    """Forget the best validation result of earlier trainings in this process (``fairseq-hydra-train --multirun``).
 
     Otherwise a training saves no ``checkpoint_best.pt`` until it beats an earlier training, and ``--patience`` ends it
     too early.
@@ -105,7 +105,7 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
     """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, with a warning.
 
     fairseq does not start with a damaged checkpoint.  The last checkpoint may be missing because the disk was full;
-    fairseq then begins from the start and overwrites the others.  No probe is needed: an undamaged
+    fairseq then trains from the start and overwrites the other checkpoints.  No probe is needed: an undamaged
     ``checkpoint_last.pt`` is loaded as before.
     """
     last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
@@ -219,13 +219,14 @@ def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
     if saved != loaded:
         raise ValueError(
             f"--restore-file {filename} has no optimizer state (--no-save-optimizer-state, or an average), so training "
-            f"cannot resume after its {saved} updates: give --finetune-from-model {filename} and another --save-dir "
-            "to begin a training with its parameters, or --reset-optimizer to keep its epoch with a fresh optimizer"
+            f"cannot resume after its {saved} updates; to begin a training with its parameters, give "
+            f"--finetune-from-model {filename} and another --save-dir; to continue its epoch with a new optimizer, "
+            "give --reset-optimizer"
         )
 
 
 def words(task: Any) -> dict[str, str]:
-    """Return a digest of each dictionary of a translation task, and nothing for tasks of several languages."""
+    """Return a digest of each dictionary of a translation task, or {} for other tasks, such as multilingual tasks."""
     if not isinstance(task, TranslationTask):
         return {}
     sides = {"source": task.source_dictionary, "target": task.target_dictionary}
@@ -246,7 +247,7 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
         others = f"{filename}: the {side} words differ from those of this data"
         if not reset_optimizer:
             raise ValueError(f"{others}; give the training's data, or --reset-optimizer to use the new words")
-        logger.warning(f"{others}: each word starts with the parameters of the old word with its number")
+        logger.warning(f"{others}: each word starts with the parameters of the old word that has the same index")
 
 
 def refuse_another_folder(start: str, folder: Path) -> None:

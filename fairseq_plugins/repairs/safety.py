@@ -37,7 +37,7 @@ def refuse_to_run(code: object, *_: object) -> NoReturn:
 
 
 def read_literals(module: ModuleType) -> None:
-    """Replace ``eval`` in a module by `literal` and ``exec`` by an error, unless it defines its own (the probe)."""
+    """Replace ``eval`` by `literal` and ``exec`` by an error, except in a module that defines its own (the probe)."""
     names = vars(module)
     for builtin, replacement in ((eval, literal), (exec, refuse_to_run)):
         if names.get(builtin.__name__, builtin) is builtin:
@@ -51,7 +51,7 @@ class FairseqFinder(PathFinder):
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None for other modules, which later finders of Python then find."""
+        """Return None for modules outside fairseq, which Python's other finders then find."""
         if fullname.partition(".")[0] not in FAIRSEQ:
             return None
         spec = super().find_spec(fullname, path, target)
@@ -79,7 +79,7 @@ def read_options_without_eval() -> None:
 
 
 def refuse_references() -> None:
-    """Refuse ``${...}`` in options; omegaconf replaces it by another option or an environment variable.
+    """Refuse ``${...}`` in options; omegaconf would insert the value of another option or environment variable.
 
     Some of fairseq's own defaults are references; they are not checked.  No probe is needed: other options are read as
     before.
@@ -135,7 +135,7 @@ def unpack_archives_safely() -> None:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return a folder beside an archive with its files.
+    """Return the folder beside an archive that contains its files, and unpack them first if necessary.
 
     The folder gets its name only when it is complete, so that a killed process or a full disk leaves no incomplete
     folder. Another archive of the same name gets another folder.

@@ -50,12 +50,12 @@ def damage_of(file: IO[bytes]) -> str | None:
                     while record.CRC and content.read(1 << 20):
                         pass
     except Exception as error:  # damaged files raise almost any error
-        return f"{place} is not what was saved: {error}"
+        return f"{place} is corrupt: {error}"
     return None
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether all records of a checkpoint match their checksums; files of old torch versions have none."""
+    """Return whether all records of a checkpoint match their checksums; torch before 1.6 saved none."""
     with path.open("rb") as file:
         start = file.read(len(ARCHIVE))
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
@@ -66,7 +66,7 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
     Args:
         folder: the training's folder.
-        start: the checkpoint that is fine-tuned, if any; only checkpoints of a fine-tuning from it count.
+        start: the checkpoint that the training fine-tunes, if any; checkpoints of other trainings are then ignored.
     """
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
     newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
@@ -74,7 +74,7 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
 
 
 def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start``, or with any checkpoint if this file is gone."""
+    """Return whether a training began with the checkpoint ``start`` or, if ``start`` is gone, with any checkpoint."""
     begun = checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].get("finetuned_from")
     return begun is not None and fingerprint(start) in (begun, None)
 
@@ -115,8 +115,8 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
 def save_checkpoints_whole() -> None:
     """Write a checkpoint to a temporary file and rename it.
 
-    On a full disk fairseq leaves a partial file, and its error names neither the file nor the reason.  No probe is
-    needed: a complete file has the same contents.
+    On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.  No probe
+    is needed: a complete file has the same contents.
     """
     save = checkpoint_utils.torch_persistent_save
 
@@ -130,7 +130,7 @@ def save_checkpoints_whole() -> None:
 
 
 def copy_checkpoints_whole() -> None:
-    """Copy checkpoints to a temporary file and rename it; if killed, fairseq leaves a partial ``checkpoint_last.pt``.
+    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``.
 
     No probe is needed: renaming twice is harmless.
     """

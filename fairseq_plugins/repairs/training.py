@@ -100,9 +100,9 @@ def join_processes_under_hydra() -> None:
 
 
 def train_on_cpus() -> None:
-    """Start the processes of ``--distributed-world-size`` without GPUs, and connect them by gloo.
+    """Start the processes of ``--distributed-world-size`` also without GPUs, and connect them by gloo.
 
-    fairseq starts processes only on GPUs.  No probe is needed: with GPUs fairseq starts them.
+    fairseq starts processes only on GPUs.  No probe is needed: with GPUs, fairseq's own function is called.
     """
     call = distributed_utils.call_main
 
@@ -131,9 +131,9 @@ def train_on_cpus() -> None:
 
 
 def gather_on_cpus() -> None:
-    """Without GPUs, gather logs that cannot be summed through gloo; fairseq gathers them through GPU memory.
+    """Without GPUs, use gloo to gather logs that cannot be summed; fairseq gathers them through GPU memory.
 
-    The probe reads the code, because a call would need several processes.
+    The probe reads fairseq's code, because a call would need several processes.
     """
     gather = distributed_utils.all_gather_list
     if not mentions(gather, "cuda"):
@@ -199,7 +199,7 @@ def update_in_one_pass() -> None:
     """Run the steps of ``--optimizer adam`` on a CPU with torch's fused kernel.
 
     fairseq reads all parameters and moments eleven times in each step.  The optimizer's state, its checkpoints and its
-    formula are unchanged, and results differ only by rounding.  No probe is needed, because results are unchanged.
+    formula are unchanged, and results differ only by rounding.  No probe is needed, because the formula is unchanged.
     """
     step_by_operators = Adam.step
 
@@ -228,7 +228,7 @@ def is_plain(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def update(optimizer: Adam, group: dict[str, Any]) -> None:
-    """Make fairseq's step for those parameters of a group that have gradients."""
+    """Make the same step as fairseq's Adam for the parameters of a group that have gradients."""
     trained = [each for each in group["params"] if each.grad is not None]
     for parameter in trained:
         state = optimizer.state[parameter]
@@ -266,7 +266,7 @@ def smooth_in_one_pass() -> None:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
     The system must provide cleared memory for these copies at each update.  The formula is unchanged, and results
-    differ only by rounding.  No probe is needed, because results are unchanged.
+    differ only by rounding.  No probe is needed, because the formula is unchanged.
     """
     compute = LabelSmoothedCrossEntropyCriterion.compute_loss
 

@@ -1,4 +1,4 @@
-"""Translation: models are loaded, unknown words are replaced, and blank lines stay blank."""
+"""Repairs of translation: loading models, options of a search, repeated n-grams, unknown words, and blank lines."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ class Unfilled(TorchFunctionMode):
 
 
 def load_models() -> None:
-    """Load models without embedding files or random numbers, name the file in errors, and refuse other dictionaries.
+    """Load models without embedding files or initialisation, name the file in errors, and refuse other dictionaries.
 
     - Pretrained embedding files are not read, because the checkpoint has the embeddings and the files may be gone.
     - Parameters of this plugin's models are not initialised, because a checkpoint has all of them; this saves 0.7 s for
       137 million parameters.  Random numbers drawn later, for example by ``--sampling``, therefore differ from plain
       fairseq's.
-    - Errors name the file whose sizes differ, or whose architecture is not registered.  The error is the probe.
+    - Errors name the file whose sizes differ, or whose architecture is not registered.  fairseq's error is the probe.
     - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
 
     No other probe is needed: other models are loaded as before.
@@ -176,16 +176,17 @@ def replace_unknown_words_by_attention() -> None:
 
 
 def blocks_in_a_buffer() -> bool:
-    """Probe: whether ``5 6 5`` in a longer buffer blocks a second 6."""
+    """Probe: whether the tokens 5 6 5, in a longer buffer, block a second 6, which would repeat a bigram."""
     block = NGramRepeatBlock(2, use_extension=False)
     scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
     return bool(scores[0, 6] == float("-inf"))
 
 
 def block_repeated_ngrams() -> None:
-    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis.
+    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after them.
 
-    Without its CUDA extension, fairseq compares with the padding at the end of the generator's buffer instead.
+    Without its CUDA extension, fairseq reads the last words at the end of the generator's buffer, where there is only
+    padding.
     """
     if blocks_in_a_buffer():
         return
@@ -219,7 +220,7 @@ def leave_blank_lines_blank() -> None:
     """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
 
     A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
-    are not words.  No probe is needed: every search runs until the model ends the sentence.
+    are not words.  No probe is needed: fairseq's searches translate blank lines like other lines.
     """
     translate = TranslationTask.inference_step
 

@@ -3,9 +3,9 @@
 B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
 individual penalties.
 
-A step preserves the shapes of all tensors.  It extends k hypotheses per sentence by a word, and ends others.  For each
-extended or ended hypothesis it stores a back-pointer to the previous row.  After the last step, the search follows
-these back-pointers to collect the words.
+A step preserves the shapes of all tensors.  It extends k hypotheses per sentence by a word, and ends other hypotheses.
+For each extended or ended hypothesis it stores a back-pointer to the previous row.  After the last step, the search
+follows these back-pointers to collect the words.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class BeamState:
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # For each step: words and previous rows of k extended hypotheses, and previous rows of k that may have ended.
+        # For each step: words and previous rows of k extended hypotheses, previous rows of k possibly ended hypotheses.
         self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
-        # For each step: scores of the k extended hypotheses, and of the k that may have ended (if not, minus infinity).
+        # For each step: scores of the k extended and the k possibly ended hypotheses (minus infinity if not ended).
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention: Tensor | None = None
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
     def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
-        """Allocate memory for a step, and then make it, by a compiled form of `step` if one is given.
+        """Allocate memory for a step, and make the step, with a compiled form of `step` if one is given.
 
         Captured searches call the step directly, because they reuse the memory of an earlier batch.
         """
@@ -69,10 +69,10 @@ class BeamState:
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
         best, words = self._best_per_row(forced)
         scores, words, parents = self._best_per_sentence(best, words, forced)
-        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis ...
+        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis.
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
-        # ... and the first k that do not end continue.
+        # The first k continuations that do not end are extended in the next step.
         going = ends.sort(dim=1, stable=True)[1][:, :k]
         totals, tokens, continued = (part.gather(1, going) for part in (scores, words, parents))
 
@@ -213,7 +213,7 @@ class TokenRules(NamedTuple):
     word_penalty: float  # number added to the log-probability of each word except the end of the sentence
     temperature: float  # divisor of the logits
     eos: int  # end of the sentence
-    bos: int  # word before the first one
+    bos: int  # word before the first target word
 
     @classmethod
     def from_generator(
@@ -230,7 +230,7 @@ class TokenRules(NamedTuple):
             generator: a `FastBeamSearch`.
             source: source tokens, (B, S).
             prefix: first target words of each sentence, padded, (B, P).
-            bos: word before the first one; the end of the sentence by default.
+            bos: word before the first target word; the end of the sentence by default.
             words: candidate words, (V,); None for all words.
         """
         longest = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)

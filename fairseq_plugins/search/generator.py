@@ -275,7 +275,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
     """Make steps until all sentences have finished, and return the number of steps.
 
     Finished sentences are dropped, unless the state is fixed.  On a GPU, the host reads `BeamState.finished` one step
-    late, so that host and device do not wait for each other.  Dropping takes time on a GPU, so sentences are dropped
+    late, so that host and device do not wait for each other.  On a GPU, dropping takes time, so a GPU drops sentences
     only when at least half of them have finished.
 
     Args:
@@ -303,7 +303,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
 
 
 def steps_between_reads(device: torch.device) -> int:
-    """Return the number of steps after which the host reads again which sentences have finished."""
+    """Return after how many steps the host reads `BeamState.finished` again."""
     return 1 if device.type == "cpu" else 4
 
 

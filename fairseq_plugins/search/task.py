@@ -106,7 +106,8 @@ class TranslationFastTask(TranslationTask):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tables of candidates from a checkpoint.
 
-        They are ignored if the folder has been read, or if the checkpoint's options for candidates differ.
+        The tables are ignored if the folder has been read, or if the task's options for candidates differ from the
+        checkpoint's.
         """
         others = dict(state_dict)
         saved = others.pop("candidates", None)

@@ -12,7 +12,8 @@ from sacrebleu import BLEU, CHRF
 from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, option
 from fairseq_plugins.common.text import rouge_scorer
 
-# A function of a reference that returns a function of hypotheses.  References and hypotheses are strings of words.
+# A function that takes a reference and returns a function that scores a hypothesis.  Both functions read strings of
+# words.
 SentenceScore = Callable[[str], Callable[[str], float]]
 
 

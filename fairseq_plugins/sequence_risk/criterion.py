@@ -40,14 +40,14 @@ class SequenceRisk(FairseqCriterion):
 
     TokLS is the label-smoothed cross-entropy of the reference, averaged over its words.  p(u) is a softmax over the
     hypotheses of a sentence; its logits are their mean log-probabilities per word, times ``--risk-scale``.  Hypotheses
-    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts the vocabulary of
-    both.
+    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts the vocabulary in
+    generation and scoring.
 
     The criterion logs averages over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
     hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  It also
-    logs two times in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time to
-    compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not include
-    operations that are still queued.
+    logs two durations, in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time
+    to compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not include operations that are
+    still queued.
     """
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
@@ -77,8 +77,8 @@ class SequenceRisk(FairseqCriterion):
             raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
         # Unknown words of references and hypotheses are replaced by different text, so that they never match.  ROUGE
-        # ignores characters other than letters and digits, so it gets artificial words.  Other scores get private
-        # characters, in the length of a typical word because chrF counts characters.
+        # ignores characters other than letters and digits, so it gets artificial words.  Other scores get words of
+        # private-use characters, which have a typical length because chrF counts characters.
         self.unknown_words = (
             ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         )

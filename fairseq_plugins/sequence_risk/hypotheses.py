@@ -32,7 +32,7 @@ _MIN_LPROB = -80.0  # its exponential is still positive in float32
 
 
 class HypothesisGenerator:
-    """A generator of up to ``count`` hypotheses per sentence, by beam search, or in training by sampling.
+    """Generate up to ``count`` hypotheses per sentence by beam search or, if ``sampling`` is true, sample in training.
 
     Candidates and precision are those of the task, if it is `translation_fast`.
     """

@@ -54,7 +54,7 @@ class Candidates:
         """Read the files that ``fairseq-plugins lexicon`` writes; words outside the dictionaries are ignored.
 
         ``candidates.txt`` has lines ``source target probability`` with descending probabilities for each source word,
-        and ``frequent.txt`` lines ``target count`` with descending counts.
+        and ``frequent.txt`` has lines ``target count`` with descending counts.
         """
         if per_word < 1:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
@@ -94,7 +94,7 @@ class Candidates:
         return cls(translations, always)  # type: ignore[arg-type]
 
     def mask(self, src_tokens: Tensor) -> Tensor:
-        """Return a mask of target words, (V,), true for the candidates of source words in any shape."""
+        """Return a mask, (V,), that is true for the candidates of the source words in a tensor of any shape."""
         if self.always.device != src_tokens.device:
             # Move `always` last: when another thread sees its new device, `translations` must have been moved already.
             self.translations = self.translations.to(src_tokens.device)
@@ -148,9 +148,10 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
 
 
 def _lines(path: Path, form: str) -> Iterator[list[str]]:
-    """Yield the fields of each line; ``form`` has their names.
+    """Yield the fields of each line; ``form`` names the fields.
 
-    The last field is a number, which must not increase between lines, or between lines of the same source word.
+    The last field is a number, which must not increase from line to line or, if lines have a source word, between lines
+    of the same source word.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates needs a folder made by `fairseq-plugins lexicon`")

@@ -113,7 +113,7 @@ def replace_unknown_words(
 
 
 def read_translations(replace_unk: str | None) -> dict[str, str] | None:
-    """Read the translations of ``--replace-unk`` from a file with lines ``source target``; {} for an empty path."""
+    """Read the translations of ``--replace-unk`` from a file with lines ``source target``; an empty path gives {}."""
     if replace_unk is None:
         return None
     if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for the option without a value

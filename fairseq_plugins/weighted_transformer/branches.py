@@ -9,8 +9,8 @@ networks, F = d_ff/M inner width of one branch's network; x input of the layer.
     y = LayerNorm(u + Σ_i α_i FFN_i(x + h̄_i) + b_2)                                   (equation 7)
 
 The paper keeps residual connections but does not say where they are.  These equations are this project's reading
-(docs/weighted_transformer.md): x is added to the head in each branch, to the sum of all h̄_i, and u to the sum of all
-FFN_i.
+(docs/weighted_transformer.md): x is added to h̄_i in each branch and to the sum of all h̄_i, and u is added to the
+weighted sum of all FFN_i.
 
 There is no non-linearity between W^O_i and W_1i, so their product, a v x F matrix, is computed once for all tokens.
 This is called folding.  The branches then need four per cent more multiplications than a Transformer layer (d = 512,
@@ -189,8 +189,8 @@ class SimplexVector(nn.Module):
 
     Args:
         size: M.
-        mode: ``learned``, or one of three for comparison (table 3): ``uniform`` and ``random`` weights are fixed, and
-            ``resampled`` weights are random for each training batch and uniform in inference.
+        mode: ``learned``, or one of three modes for comparison (table 3): ``uniform`` and ``random`` weights are fixed,
+            and ``resampled`` weights are random for each training batch and uniform in inference.
         constraint: ``simplex`` if the optimizer projects the weights onto the simplex, ``softmax`` if the parameters
             are logits of a softmax.
     """

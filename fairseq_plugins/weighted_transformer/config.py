@@ -48,10 +48,12 @@ class WeightedTransformerConfig(FairseqDataclass):
     encoder_ffn_embed_dim: Optional[int] = option(None, "d_ff: inner width of the feed-forward networks", SIZE)
     encoder_layers: Optional[int] = option(None, "N: number of encoder layers", Range(1, MOST_LAYERS))
     encoder_attention_heads: Optional[int] = option(None, "h = M: heads, and branches, of a layer", SIZE)
-    decoder_ffn_embed_dim: Optional[int] = option(None, "d_ff of the decoder (default: same)", SIZE)
-    decoder_layers: Optional[int] = option(None, "number of decoder layers (default: same)", Range(1, MOST_LAYERS))
+    decoder_ffn_embed_dim: Optional[int] = option(None, "d_ff of the decoder (default: the encoder's)", SIZE)
+    decoder_layers: Optional[int] = option(
+        None, "number of decoder layers (default: the encoder's)", Range(1, MOST_LAYERS)
+    )
     decoder_attention_heads: Optional[int] = option(
-        None, "heads, and branches, of a decoder layer (default: same)", SIZE
+        None, "heads, and branches, of a decoder layer (default: the encoder's)", SIZE
     )
     encoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the encoder")
     decoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the decoder")
@@ -60,8 +62,8 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = option(  # type: ignore[valid-type]
         "learned",
-        "kappa and alpha: learned; or for comparison (table 3; also with --model-overrides for a trained "
-        "model) uniform, random, or resampled for each training batch",
+        "kappa and alpha: learned, or for comparison (table 3) uniform, random, or resampled for each training "
+        "batch; --model-overrides can set this option for a trained model",
     )
     branch_constraint: ChoiceEnum(["simplex", "softmax"]) = option(  # type: ignore[valid-type]
         "simplex", "constraint of kappa and alpha: projected by --optimizer simplex_adam, or a softmax"
@@ -128,5 +130,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
     branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
     encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
-    # A number for Transformers.  It is a list for convolutional models, which the schedule refuses.
+    # A number for Transformers, and a list for convolutional models, which the schedule refuses.
     encoder_layers: Optional[str] = II("model.encoder_layers")

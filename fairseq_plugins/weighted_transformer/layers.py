@@ -5,7 +5,7 @@ self-attention and feed-forward network.  A decoder layer consists of the Transf
 block of attention to the source and feed-forward network.  A model with 6 encoder layers, 6 decoder layers and 8 heads
 then has 192 weights κ and α, the number in the paper.
 
-The second part of the file has incremental decoding.
+The second part of the file contains incremental decoding.
 
 B sentences, T queries or target positions, S keys, h heads of width v = d/h, d model width; k hypotheses (rows) per
 sentence, R = B·k.
@@ -60,10 +60,10 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the layer, (B, T, d) -> (B, T, d), with causal self-attention or with a bias of its scores.
+        """Compute the layer, (B, T, d) -> (B, T, d), with causal self-attention, or with ``seen`` as its bias.
 
         Returns:
-            Output of the layer, and the input of attention to the source, from which attention can be reported.
+            Output of the layer, and the input of attention to the source, from which attention weights can be computed.
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
@@ -111,7 +111,7 @@ class AttentionHeads(nn.Module):
         if self.dropout.rate == 0 or x.device.type != "cpu":
             p = self.dropout.rate
             return join_heads(F.scaled_dot_product_attention(q, keys, values, bias, dropout_p=p, is_causal=causal))
-        # On a CPU, torch's attention uses torch's slow dropout, and takes twice the time in bfloat16.
+        # On a CPU, torch's attention uses torch's slow dropout, and in bfloat16 takes twice the time of this code.
         if causal:
             bias = q.new_full((q.size(2), q.size(2)), -math.inf).triu_(1)
         return join_heads(self.dropout(attention_weights(q, keys.transpose(2, 3), bias)) @ values)

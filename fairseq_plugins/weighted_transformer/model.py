@@ -87,7 +87,7 @@ class WeightedTransformerDecoder(IncrementalDecoder):
 
 @register_model("weighted_transformer", dataclass=WeightedTransformerConfig)
 class WeightedTransformerModel(TranslationModel):
-    """A Transformer with weighted branches; each has one attention head and a part of the feed-forward network."""
+    """A Transformer with weighted branches; each branch has a head and a part of the feed-forward network."""
 
     family = "weighted_transformer"
     onnx_program = "fairseq_plugins.weighted_transformer.onnx"

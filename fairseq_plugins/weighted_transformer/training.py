@@ -139,8 +139,8 @@ class WeightedInverseSqrt(FairseqLRScheduler):
     Learning rates follow from the size of the model.  ``--lr`` is ignored with a warning.
 
     Attributes:
-        needs_rate: whether the schedule needs ``--lr``.  own-data reads this attribute; a schedule without it needs
-            ``--lr``.
+        needs_rate: whether the schedule needs ``--lr``.  own-data reads this attribute; a schedule without this
+            attribute needs ``--lr``.
     """
 
     needs_rate = False
@@ -162,7 +162,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
                 f"{sizes['encoder_layers']}; use another --lr-scheduler"
             )
         self.dim, self.layers = map(int, sizes.values())
-        # Log the sizes, because fairseq's transformer needs lr_scheduler.encoder_layers under hydra.
+        # Log the sizes, because users must set lr_scheduler.encoder_layers for fairseq's transformer under hydra.
         logger.info(f"learning rates for a model of {self.layers} layers of width {self.dim}")
 
     def step_update(self, num_updates: int) -> float:

@@ -1,4 +1,4 @@
-"""Texts and options for own-data."""
+"""Texts and options for tests of own-data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_plugins.cli.own_data import command as own_data
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts like image captions: untokenised, without repeated sentences."""
+    """Return texts like image captions: untokenised, without repeated sentences."""
     folder = tmp_path_factory.mktemp("texts")
     generator = random.Random(1)
     nouns = {"dog": "Hund", "man": "Mann", "well-known boat": "bekanntes Boot", "horse": "Pferd"}
@@ -24,7 +24,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for place in range(size):
             first, second = generator.choices(list(nouns), k=2)
             number += 1
-            # Two lines, one of them in the validation part, are too long for a model of `TINY`.
+            # Two lines are too long for a model of `TINY`; one of them is in the validation part.
             much = "".join(f" {n}" for n in range(100)) if place in (1, 19) else ""
             pairs.append(
                 (

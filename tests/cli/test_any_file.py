@@ -1,4 +1,4 @@
-"""Files of another kind than a command expects get a clear error, whatever they contain."""
+"""A file of another kind than a command expects causes a clear error, whatever it contains."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from fairseq_plugins.cli.files import naming_file_in_errors
     ],
 )
 def test_errors_name_the_file(error: BaseException, message: str) -> None:
-    """Errors that name it already, and interrupts, stay as they are."""
+    """An error that already names the file, or an interrupt, is not changed."""
     kind = ValueError if "a.txt" in message else type(error)
     with pytest.raises(kind, match=message), naming_file_in_errors(Path("a.txt"), "cannot be read"):
         raise error

@@ -1,4 +1,4 @@
-"""``fairseq-plugins average`` on a real training of the Weighted Transformer, whose state has all special cases."""
+"""``fairseq-plugins average`` on checkpoints of a Weighted Transformer, whose state has all special cases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MODEL += ["--branch-warmup-updates", "2", "--batch-size", "16"]  # an epoch has 
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A training of three epochs, with checkpoints within epochs."""
+    """Train three epochs, with checkpoints within epochs."""
     folder = tmp_path_factory.mktemp("trained")
     options = ["--max-epoch", 3, "--save-interval-updates", 3, "--clip-norm", 1]
     run("train", data, "--user-dir", USER_DIR, "--save-dir", folder, *MODEL, *QUIET, *options)
@@ -38,7 +38,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=["epochs", "updates", "named"],
 )
 def test_parameters_are_the_plain_mean(data, trained, tmp_path, arguments, names) -> None:
-    """Versions are copied, and branch weights stay on the simplex."""
+    """Version numbers are copied, and averaged branch weights stay on the simplex."""
     inputs = [str(trained / name) for name in names] if arguments == names else [str(trained), *arguments]
     cli.main(["average", *inputs, "--output", str(tmp_path / "average.pt")])
     averaged = load_checkpoint(tmp_path / "average.pt")
@@ -59,12 +59,12 @@ def test_parameters_are_the_plain_mean(data, trained, tmp_path, arguments, names
     checkpoint_utils.load_model_ensemble([str(tmp_path / "average.pt")], {"data": str(data)})
 
 
-def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> None:
+def test_double_precision_and_tied_parameters(data: Path, tmp_path: Path) -> None:
     """Doubles are averaged without loss; tied parameters stay tied."""
     paths = [tmp_path / f"{number}.pt" for number in range(3)]
     for number, path in enumerate(paths):
         tied = torch.nn.Parameter(torch.full((2,), float(number), dtype=torch.float64))
-        # In single precision, a sum of these would stay at the first.
+        # In single precision, a running sum of these numbers would equal the first number.
         model = {"one": tied, "other": tied, "single": torch.tensor([2.0**24 if number == 0 else 1.0])}
         extra = {"ema": model, "ema_fp32_params": model, "epoch": 1}
         torch.save({**untrained(data), "model": model, "extra_state": extra}, path)
@@ -91,7 +91,7 @@ def test_doubles_that_are_parameters_and_tied(data: Path, tmp_path: Path) -> Non
         ("extra_state", "words", {"source": "0", "target": "0"}, "dictionaries"),
     ],
 )
-def test_what_does_not_belong_together_is_refused(trained, tmp_path, part, name, value, difference) -> None:
+def test_checkpoints_of_different_models_are_refused(trained, tmp_path, part, name, value, difference) -> None:
     content = torch.load(trained / "checkpoint2.pt")
     place = content["cfg"]["model"] if part == "cfg" else content[part]
     place.update({name: value}) if value is not None else place.pop(name)
@@ -113,7 +113,7 @@ def test_wrong_options(trained: Path, tmp_path: Path, capsys, arguments: list[st
 
 
 @pytest.mark.parametrize("model", [None, {}])
-def test_what_has_no_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
+def test_a_checkpoint_without_an_architecture_is_refused(trained: Path, tmp_path: Path, model: Any) -> None:
     content = torch.load(trained / "checkpoint1.pt")
     content["cfg"]["model"] = model
     torch.save(content, tmp_path / "odd.pt")

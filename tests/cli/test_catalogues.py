@@ -73,7 +73,7 @@ PAIRS = [
 ]
 
 
-def test_what_is_learned_from(tmp_path: Path) -> None:
+def test_pairs_of_a_folder(tmp_path: Path) -> None:
     """A folder of catalogues gives pairs from all subfolders, without fuzzy, obsolete and untranslated entries."""
     (tmp_path / "po" / "library").mkdir(parents=True)
     (tmp_path / "po" / "library" / "a.po").write_text(CATALOGUE, encoding="utf-8")
@@ -98,7 +98,7 @@ def test_languages_are_those_of_the_header(header: str, language: str, tmp_path:
 
 
 def filled(path: Path) -> tuple[str, list[catalogues.Gap]]:
-    """Fill a catalogue with its lines in capitals, except for {braces}."""
+    """Fill each empty entry with its source in capitals, except for {braces}."""
     catalogue = catalogues.load(path)
     gaps = catalogues.gaps(catalogue)
     lines = [line for gap in gaps for line in gap.lines()]
@@ -116,7 +116,7 @@ def test_blank_entries_stay_empty(tmp_path: Path) -> None:
 
 
 def test_empty_entries_are_filled(tmp_path: Path) -> None:
-    """Everything else stays; each line is translated alone, and keeps the white space around it."""
+    """Other entries stay; each line is translated alone, and keeps the white space around it."""
     path = tmp_path / "a.po"
     path.write_text(CATALOGUE, encoding="utf-8")
     expected = CATALOGUE
@@ -190,14 +190,14 @@ def test_placeholders(text: str, expected: list[str]) -> None:
     "content",
     [b"Some text.\n", b'msgid "a"\nmsgstr "\xff"\n', b'msgid "a"\nmsgstr[x] "b"\n'],
 )
-def test_what_is_not_a_catalogue_is_named(content: bytes, tmp_path: Path) -> None:
+def test_the_error_names_a_file_that_is_not_a_catalogue(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.po").write_bytes(content)
     with pytest.raises(ValueError, match=r"a\.po is not a gettext catalogue: "):
         list(read_pairs([(tmp_path / "a.po",) * 2], ("en", "es")))
 
 
 def test_a_model_fills_a_catalogue(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
-    """Entries are translated like lines of a text; warnings name lines of the catalogue."""
+    """Entries are translated like lines of a text, and warnings name lines of the catalogue."""
     learned = HEADER.format("de", "UTF-8") + "\n".join(
         f'msgid "A dog and {n} boats."\nmsgstr "Ein Hund und {n} Boote."\n' for n in range(300)
     )

@@ -1,4 +1,4 @@
-"""Cleaning: rules remove and count pairs, and training text has no held-out sources."""
+"""Cleaning: each rule removes and counts its pairs, and training text contains no held-out sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANGUAGES = ("en", "de")
 HELD_OUT = [("Held out.", "Zurückgehalten."), ("Kept back.", "Zurückgehalten.")]
 GOOD = [(f"Sentence {n}.", f"Satz {n}.") for n in range(3000)]
 
-# Pairs that each rule removes, after GOOD[0] and with the test part `HELD_OUT`.
+# The pairs that each rule removes if `GOOD[0]` comes before them and `HELD_OUT` is the test part.
 BAD: dict[str, list[Pair]] = {
     "broken": [("A \ufffd.", "Ein A."), ("An A.", "Ein \ufffd.")],
     "empty": [("", "Leer."), ("Empty.", " \u3000\t")],
@@ -46,7 +46,7 @@ def cleaned(
     return figures, written
 
 
-def test_each_rule_leaves_out_and_counts_its_pairs(tmp_path: Path) -> None:
+def test_each_rule_removes_and_counts_its_pairs(tmp_path: Path) -> None:
     assert set(BAD) == set(RULES)
     near = [("x" * 2000, "y" * 2000), ("y" * 49, "x"), ("y" * 9 * 6, "x" * 6), ("OK", "ok")]  # within the limits
     valid = [("To validate.", "Zu prüfen."), ("", "Leer."), ("USB", "USB")]
@@ -70,8 +70,8 @@ def test_a_rule_may_be_switched_off(rule: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [(), ("duplicates",), ("duplicates", "sources")])
-def test_no_source_that_is_held_out_is_trained_on(keep: tuple[str, ...], tmp_path: Path) -> None:
-    """The text has 299 lines three times, and each line again with another translation."""
+def test_held_out_sources_are_not_trained_on(keep: tuple[str, ...], tmp_path: Path) -> None:
+    """The text has 299 lines three times each, and once more with another translation."""
     pairs = [*GOOD[:299] * 3, *((source, f"{target}!") for source, target in GOOD[:299])]
     given = {"valid": [(f" {GOOD[5][0]}", "Fünf.")], "test": [GOOD[7]]}
     for parts, held_out in (({}, 119 if keep else 29), (given, 2)):
@@ -98,7 +98,7 @@ def test_validation_is_counted_after_cleaning(tmp_path: Path) -> None:
 
 
 def test_broken_encodings(tmp_path: Path) -> None:
-    """Broken lines are counted; a file in another encoding is refused."""
+    """Lines with invalid UTF-8 are counted; a file in another encoding is refused."""
     files = [(tmp_path / "a.en", tmp_path / "a.de")]
     files[0][0].write_text("".join(f"{source}\n" for source, _ in GOOD), encoding="utf-8")
     german = [f"Für {n}." for n in range(3000)]
@@ -123,7 +123,7 @@ def test_lines_that_do_not_match(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_is_that_of_keys_alone(tmp_path: Path) -> None:
-    """A million pairs of 1000 characters take 100 bytes each."""
+    """A million pairs of 1000 characters need 100 bytes of memory each."""
     program = (
         "import sys; from pathlib import Path; from resource import *\n"
         "from fairseq_plugins.cli.own_data.cleaning import clean\n"

@@ -1,4 +1,4 @@
-"""``fairseq-plugins`` imports only what a command needs, and every command applies the repairs."""
+"""``fairseq-plugins`` imports only the modules that a command needs, and every command applies the repairs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def call(*words: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     "words", [["--help"], ["--version"], ["user-dir"], *([name, "--help"] for name in cli.COMMANDS)]
 )
-def test_what_needs_no_torch_imports_none(words: list[str]) -> None:
+def test_commands_without_torch_do_not_import_torch(words: list[str]) -> None:
     result = call(*words)
     assert result.returncode == 0
     assert {"torch", "fairseq", "omegaconf"} & set(result.stderr.split()) == set()
@@ -40,7 +40,7 @@ MISSING = {
     "export": "{0} {1}",
     "import-fconv": "{0} {1}",
     "lexicon": "--source {0} --target {0} --output {1}",
-    "own-data": "{0} {0} {1}",
+    "own-data": "{0} {1}.de {1}",
     "plot-attention": "{2} --path {0} --input a --output {1}.svg",
     "plot-branches": "{0} --output {1}.svg",
     "plot-loss": "{0} --output {1}.svg",
@@ -51,15 +51,15 @@ MISSING = {
 
 
 @pytest.mark.parametrize("name", [name for name in cli.COMMANDS if name != "user-dir"])
-def test_a_missing_file_is_named_and_nothing_is_begun(name: str, tmp_path: Path) -> None:
+def test_a_missing_file_is_named_before_work_begins(name: str, tmp_path: Path) -> None:
     words = MISSING[name].format(tmp_path / "missing.en", tmp_path / "out", tmp_path).split()
     with pytest.raises(SystemExit, match=rf"{name}: error: (?!\[Errno).*{tmp_path}/missing.en"):
         cli.main([name, *words])
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_there_is_and_what_there_is_not() -> None:
-    """``--help`` lists each command, each command has its own help, and a wrong name gets the list."""
+def test_help_and_wrong_names() -> None:
+    """``--help`` lists all commands, each command has its own help, and the error for a wrong name has the list."""
     shown = call("--help").stdout
     assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
     assert "Print BLEU, chrF or ROUGE" in call("score", "--help").stdout
@@ -68,7 +68,7 @@ def test_what_there_is_and_what_there_is_not() -> None:
     assert "Please install" not in call("average", "--help").stderr, "fairseq asks for tensorboardX on import"
 
 
-def test_letters_that_the_terminal_has_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_outside_the_encoding_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     tool = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=lambda args: print("a\u0308\xe4"))
     monkeypatch.setattr(cli, "find", lambda name: tool)
@@ -88,8 +88,8 @@ def forked(target: Callable[[str, Path], None], argument: str, folder: Path) -> 
     return found.read_text()
 
 
-def test_what_registers_leaves_out_the_compiler_of_torch() -> None:
-    """torch's compiler would take a second and 60 MB in each of fairseq's commands."""
+def test_registration_does_not_import_the_compiler_of_torch() -> None:
+    """Importing torch's compiler would add a second and 60 MB to each of fairseq's commands."""
     program = "import sys, fairseq_plugins; fairseq_plugins.install(); assert 'torch._dynamo' not in sys.modules"
     result = python("-c", program)
     assert result.returncode == 0, result.stderr
@@ -102,5 +102,5 @@ def import_twice(user_dir: str, found: Path) -> None:
 
 
 @pytest.mark.parametrize("user_dir", ["user_dir", str(USER_DIR)])
-def test_a_folder_registers_where_the_package_is_known_already(user_dir: str, tmp_path: Path) -> None:
+def test_a_folder_registers_after_the_package_is_imported(user_dir: str, tmp_path: Path) -> None:
     assert forked(import_twice, user_dir, tmp_path) == "True"

@@ -25,7 +25,7 @@ TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
 
 
 def checkpoint(data: Path, path: Path, architecture: str) -> Path:
-    """A checkpoint of a random model."""
+    """Save a checkpoint of a random model."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     options = {"max_source_positions": 32, "max_target_positions": 32, "source_lang": "src", "target_lang": "tgt"}
     options |= {"data": str(data), "criterion": "cross_entropy"}
@@ -120,7 +120,7 @@ def test_subwords_without_codes(data: Path, tmp_path: Path, capsys: pytest.Captu
         (["a", "b"], {"has_pieces"}, "--sentencepiece-model: "),
     ],
 )
-def test_units_that_codes_do_not_make_are_told(words: list[str], has: set[str], warning: str | None) -> None:
+def test_units_that_codes_do_not_make_are_reported(words: list[str], has: set[str], warning: str | None) -> None:
     found = about_subwords(words, **{name: name in has for name in ("has_codes", "has_pieces")})
     assert found == warning or (found is not None and warning is not None and warning in found)
 
@@ -128,7 +128,7 @@ def test_units_that_codes_do_not_make_are_told(words: list[str], has: set[str], 
 def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path) -> None:
     path, only = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "only"
     saved = torch.load(path, weights_only=False)
-    saved["args"].source_lang = saved["args"].target_lang = None  # fairseq saves inferred languages like this
+    saved["args"].source_lang = saved["args"].target_lang = None  # fairseq saves None for inferred languages
     torch.save(saved, path)
     only.mkdir()
     for dictionary in data.glob("dict.*.txt"):
@@ -153,13 +153,13 @@ def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: P
         export(path, tmp_path / "out", "--data", data)
 
 
-def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
-    """A user directory registers the architecture; without it, the error names the architecture."""
-    pytest.importorskip("matplotlib")  # also for plot-attention
+def test_an_architecture_in_a_user_directory(data: Path, tmp_path: Path) -> None:
+    """The architecture is in a user directory; without the directory, the error names the architecture."""
+    pytest.importorskip("matplotlib")  # plot-attention is tested, too
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     saved = torch.load(path, weights_only=False)
     saved["args"].arch = "convs2s_of_mine"
-    torch.save(saved, path)  # fairseq's format before hydra
+    torch.save(saved, path)  # fairseq's checkpoint format before hydra
     with pytest.raises(SystemExit, match=r"model\.pt\b.*convs2s_of_mine.* not registered"):
         export(path, tmp_path / "out", "--data", data)
     options = {**vars(saved.pop("args")), "_name": "convs2s_of_mine"}
@@ -177,7 +177,7 @@ def test_an_architecture_of_ones_own(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> None:
-    """The error names the folder; the next call removes what a killed call has left."""
+    """The error names the folder; the next call removes the files that a killed call has left."""
     path, out = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny"), tmp_path / "out"
     with full_disk(100_000), pytest.raises(SystemExit, match="out cannot be written"):
         export(path, out, "--data", data)
@@ -190,13 +190,13 @@ def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> N
     assert "SHA256SUMS" in {file.name for file in out.iterdir()}
 
 
-def test_what_cannot_be_exported(data: Path, tmp_path: Path) -> None:
+def test_models_that_cannot_be_exported(data: Path, tmp_path: Path) -> None:
     """A failed export leaves no files."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     (tmp_path / "text").write_text("no checkpoint")
     (tmp_path / "there").mkdir()
     (tmp_path / "nowhere").symlink_to(tmp_path / "elsewhere")
-    (tmp_path / "fastbpe").write_text("t h 1234\n")  # another program's codes, at which subword-nmt exits
+    (tmp_path / "fastbpe").write_text("t h 1234\n")  # codes of another program, for which subword-nmt exits
     before = sorted(tmp_path.iterdir())
     for words, name in (
         ([tmp_path / "nothing.pt", tmp_path / "out"], r"nothing\.pt"),

@@ -1,4 +1,4 @@
-"""fairseq's commands in a folder with files of the user."""
+"""fairseq's commands in a folder that contains files of the user."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def test_python_files_of_the_working_folder_are_not_run(tmp_path: Path, monkeypa
     assert not trace.exists()
 
 
-def test_of_a_command_that_fails_the_end_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_end_of_a_failed_commands_output_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(ValueError, match=r"(?s)^fairseq-score failed .*\nAssertionError: .* not exist$"):
         fairseq("score", "--ref", "text")
     assert capsys.readouterr() == ("", "\n$ fairseq-score --ref text\n")
 
 
-def test_a_training_that_is_saved_by_the_clock(data: Path, tmp_path: Path) -> None:
-    """A training that is stopped within an epoch resumes there, and gets the parameters of an uninterrupted one."""
+def test_a_training_with_checkpoints_at_time_intervals(data: Path, tmp_path: Path) -> None:
+    """A training that is stopped within an epoch resumes there, and ends like an uninterrupted training."""
 
     def words(updates: int, save: Path) -> list[object]:
         more = ["--user-dir", USER_DIR, "--log-interval", 1, "--log-format", "json", "--save-interval-updates", 0]

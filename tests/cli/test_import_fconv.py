@@ -1,4 +1,4 @@
-"""Old and new checkpoints of fairseq's fconv translate as in fairseq after their conversion."""
+"""Old and new checkpoints of fairseq's fconv have the same translations after conversion as in fairseq."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def fconv(task) -> FConvModel:
     enliven(model)
     for name, parameter in model.named_parameters():
         if name.endswith("weight_g"):
-            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # trained: differs from the norm of weight_v
+            parameter.data.mul_(torch.rand_like(parameter) + 0.5)  # differs from the norm of weight_v
     return model.eval()
 
 
 def save(path: Path, model: dict[str, torch.Tensor], data: Path, **options: Any) -> Path:
-    """Save a checkpoint in fairseq's format of 2017: an ``args`` namespace and little else."""
+    """Save a checkpoint in fairseq's format of 2017, with an ``args`` namespace and few other entries."""
     args = Namespace(data=str(data), source_lang="src", target_lang="tgt", **{"arch": "fconv", **OPTIONS, **options})
     history = [{"criterion_name": "CrossEntropyCriterion", "best_loss": 4.0, "optimizer": {}}]
     extra = {"epoch": 3, "batch_offset": 0, "val_loss": 4.0}
@@ -87,7 +87,7 @@ def test_translates_as_fairseq_does(tmp_path, data, dictionary, sentences, fconv
 
 
 @torch.no_grad()
-def test_keeps_what_fairseq_would_have_filled_in(tmp_path, data, task, capsys) -> None:
+def test_missing_options_get_the_defaults_of_fairseq(tmp_path, data, task, capsys) -> None:
     """Options that an old checkpoint lacks get the defaults of its architecture."""
     parameters = random_model("fconv_iwslt_de_en", task)[1].state_dict()
     old = Namespace(arch="fconv_iwslt_de_en", data=str(data), source_lang="src", target_lang="tgt", max_positions=64)
@@ -106,7 +106,7 @@ def fails(*arguments: object) -> str:
     return str(stop.value)
 
 
-def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
+def test_refuses_checkpoints_that_it_cannot_convert(tmp_path, data, fconv) -> None:
     parameters = fconv.state_dict()
     checkpoint, new = save(tmp_path / "old.pt", parameters, data), tmp_path / "new.pt"
     (tmp_path / "link").symlink_to("nowhere")
@@ -131,7 +131,7 @@ def test_refuses_what_it_cannot_convert(tmp_path, data, fconv) -> None:
     assert not new.exists()
 
 
-def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
+def test_a_full_disk_leaves_no_file(tmp_path, data, fconv) -> None:
     checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
     before = sorted(tmp_path.iterdir())
     with full_disk(1000):
@@ -147,9 +147,9 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path, data, fconv) -> None:
         (torch.ones(1, 20_000), torch.ones(20_000, 1)),
         (torch.ones(3, 1), torch.ones(4, 5)),
     ],
-    ids=["no numbers", "repeated", "two that stretch", "other outputs"],
+    ids=["no numbers", "repeated", "both stretched", "other outputs"],
 )
-def test_few_numbers_do_not_become_many(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
+def test_stretched_tensors_are_refused(magnitude: torch.Tensor, direction: torch.Tensor) -> None:
     """A file of a few kilobytes must not allocate gigabytes; the loader refuses tensors larger than the file."""
     parameters = {"encoder.fc1.weight_g": magnitude, "encoder.fc1.weight_v": direction}
     with pytest.raises(ValueError, match=r"magnitude .* does not fit"):

@@ -1,4 +1,4 @@
-"""The lexicon's three files from known links and from eflomal, and refused input."""
+"""The three files of the lexicon from known links and from eflomal, and refused input."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fairseq_plugins.cli import main as cli
 from tests.commands import full_disk
 
 FILES = ["candidates.txt", "dictionary.txt", "frequent.txt"]
-# A stand-in for eflomal-align that prints the links in files beside it.
+# This stand-in for eflomal-align prints the links in the files beside it.
 ALIGNER = f"""#!{sys.executable}
 import pathlib, sys
 for side in ("forward", "reverse"):
@@ -34,7 +34,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment's scripts folder, with an empty PATH."""
+    """Return an environment's scripts folder, and set an empty PATH."""
     folder = tmp_path / "bin"
     folder.mkdir()
     monkeypatch.setattr(sys, "executable", str(folder / "python"))
@@ -44,7 +44,7 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aligner(environment: Path) -> Path:
-    """A stand-in for eflomal-align, which prints the links in the files ``forward`` and ``reverse`` beside it."""
+    """Install a stand-in for eflomal-align, which prints the links in its files ``forward`` and ``reverse``."""
     aligner = environment / "eflomal-align"
     aligner.write_text(ALIGNER)
     aligner.chmod(0o755)
@@ -53,7 +53,7 @@ def aligner(environment: Path) -> Path:
 
 @pytest.fixture
 def corpus(tmp_path: Path, aligner: Path) -> Path:
-    """Three pairs, one of them empty, and their links."""
+    """Write three pairs, one of them empty, and their links."""
     (tmp_path / "source").write_text("a b C\n\nb b a\n", encoding="utf-8")
     (tmp_path / "target").write_text("x Y\n\nY x ä Y\n", encoding="utf-8")
     aligner.with_name("forward").write_text("0-0 1-1 2-1\n0-0 1-0 2-2\n")
@@ -62,7 +62,7 @@ def corpus(tmp_path: Path, aligner: Path) -> Path:
 
 
 def test_the_files(corpus: Path) -> None:
-    """a: x twice, ä once.  b: Y once, three times and once again, x once.  C: Y.  Y is most frequent, then x."""
+    """Links: a to x twice and to ä once; b to Y five times and to x once; C to Y.  Y is most frequent, then x."""
     make_lexicon(corpus)
     assert contents(corpus) == {
         "dictionary.txt": b"C Y\na x\nb Y\n",
@@ -73,7 +73,7 @@ def test_the_files(corpus: Path) -> None:
 
 
 def test_equally_likely_translations(corpus: Path, aligner: Path) -> None:
-    """Ties are ordered by frequency, then by characters, and cut at the maximum number."""
+    """Ties are ordered by frequency, then by characters, and are truncated at the maximum number."""
     (corpus / "target").write_text("x z\n\nz x y w\n", encoding="utf-8")
     aligner.with_name("forward").write_text("0-0 0-1\n2-2 2-3\n")
     aligner.with_name("reverse").write_text("\n2-2 2-3\n")
@@ -118,7 +118,7 @@ def test_corrupt_input_is_refused_before_anything_is_written(corpus, source, tar
     assert not (corpus / "lexicon").exists()
 
 
-def test_a_file_in_the_place_of_the_folder_is_kept(corpus: Path) -> None:
+def test_a_file_at_the_path_of_the_folder_is_kept(corpus: Path) -> None:
     (corpus / "lexicon").write_text("precious")
     with pytest.raises(SystemExit, match=r"--output .*/lexicon: not a folder"):
         make_lexicon(corpus)
@@ -157,7 +157,7 @@ def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, name: str, monkeypatch
     assert contents(corpus) == old
 
 
-def test_a_text_that_is_read_is_not_written_over(corpus: Path) -> None:
+def test_an_input_file_is_not_overwritten(corpus: Path) -> None:
     (corpus / "lexicon").mkdir()
     (corpus / "source").rename(corpus / "lexicon" / "dictionary.txt")
     (corpus / "source").symlink_to(corpus / "lexicon" / "dictionary.txt")
@@ -184,7 +184,7 @@ def test_a_program_in_the_working_folder_is_not_run(corpus, aligner, monkeypatch
 
 @pytest.fixture(scope="module")
 def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """300 sentences translated word by word, with swapped neighbours and an article before every third word."""
+    """Return 300 sentences translated word by word, with swapped neighbours and an article before every third word."""
     generator = random.Random(1)
     folder = tmp_path_factory.mktemp("translated")
     with (folder / "source").open("w") as source, (folder / "target").open("w") as target:
@@ -196,7 +196,7 @@ def translated(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     translations[place : place + 2] = reversed(translations[place : place + 2])
             print(*(f"Word{word}" for word in words), file=source)
             print(*(f"the Wort{word}" if word % 3 == 0 else f"Wort{word}" for word in translations), file=target)
-        # One more word than eflomal accepts: other links must not shift.
+        # The sentence has a word more than eflomal accepts; links of other sentences must not shift.
         print(*["long"] * 1024, file=source)
         print(*["lang"] * 1024, file=target)
         print("Word1", file=source)

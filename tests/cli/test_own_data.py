@@ -1,4 +1,4 @@
-"""``fairseq-plugins own-data``: from two text files to translations that equal those of fairseq's commands."""
+"""``fairseq-plugins own-data``: from two text files to the translations of fairseq's commands."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subp
 
 @pytest.fixture(scope="module")
 def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """Return the folder and the output of a first call with a test part."""
+    """Return the folder and the output of a first call that has a test part."""
     out = tmp_path_factory.mktemp("trained") / "out"
     (out / "data-bin.partial").mkdir(parents=True)
     (out / "data-bin.partial" / "dict.en.txt").write_text("left 1\n")  # left by a killed call
@@ -49,8 +49,8 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, first.stderr
 
 
-def test_an_architecture_of_ones_own(tmp_path: Path) -> None:
-    """The given user directory, and no other, is used for training and translation."""
+def test_an_architecture_in_a_user_directory(tmp_path: Path) -> None:
+    """Training and translation use the given user directory, and no other one."""
     mine, other, broken = own_user_dir(tmp_path), tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
     for folder, line in ((other, "import fairseq"), (broken, "import no_such_module")):
         folder.mkdir()
@@ -82,7 +82,7 @@ def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
 
 
-def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """own-data prints commands, progress, scores and samples; fairseq's output goes to the log."""
     out, printed = trained
     names = ["preprocess", "train", "generate", "plugins", "interactive", "plugins"]
@@ -110,7 +110,7 @@ def test_what_a_training_tells(trained: tuple[Path, str], texts: Path, capsys: p
 
 
 def test_the_curve_of_a_folder(trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """plot-loss draws OUT, and the model in it by the printed command."""
+    """plot-loss draws all curves of the folder, and the printed command draws the curve of the trained model."""
     pytest.importorskip("matplotlib")
     out, printed = trained
     cli.main(["plot-loss", str(out), "--output", str(tmp_path / "loss.svg")])
@@ -124,7 +124,7 @@ def test_the_curve_of_a_folder(trained: tuple[Path, str], tmp_path: Path, capsys
 def test_held_out_lines_of_the_validation_part(
     trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a test part, every tenth line of the text is scored, unchanged."""
+    """Without a test part, own-data scores every tenth line of the text, in its original form."""
     out, _ = trained
     (tmp_path / "text").mkdir()
     for part in ("train", "valid"):
@@ -146,13 +146,13 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     """Translations of a file equal those of the printed commands and of the exported folder."""
     out, printed = trained
     shown, words = commands(printed), call(texts, out)
-    with work_in(out):  # for example by a training of another architecture
+    with work_in(out):  # as another training in this folder would do
         sentences = (texts / "test.en").read_text()
-        gone = ["a.en", "a.de", *words[2:5]]  # the training text
+        gone = ["a.en", "a.de", *words[2:5]]  # these training files do not exist
         second = own(*gone, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
         assert f"{out} is in use by another call" in own(*words, succeeds=False).stderr
     before, *translations, after = second.stdout.split("\n")[:-1]
-    assert before == after == ""  # models would invent words for blank lines
+    assert before == after == ""  # models would translate blank lines to invented words
     assert len(translations) == 7
     (command,) = commands(second.stderr)
     assert second.stderr.splitlines()[1] == f"$ {shlex.join(command)}"
@@ -175,7 +175,7 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
-def test_names_that_fairseq_takes_apart_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
+def test_names_that_fairseq_splits_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="folder's name"):
         cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
     assert not list(tmp_path.iterdir())
@@ -195,7 +195,7 @@ def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
-    """The new model keeps subwords, dictionary and sizes, and starts from the base model's parameters."""
+    """The new model keeps the base model's subwords, dictionary and sizes, and starts from its parameters."""
     base, out = trained[0], tmp_path / "out"
     own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
     for name in ("subwords.model", "data-bin/dict.en.txt"):
@@ -217,7 +217,7 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
 
 
 def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
-    """Only a later end continues it."""
+    """A finished training is continued only to a later end."""
     out = tmp_path / "out"
     shutil.copytree(trained[0], out)
     printed = own(*call(texts, out), "--train", TINY.replace("--max-epoch 2", "--max-epoch 3")).stderr
@@ -225,7 +225,7 @@ def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path
 
 
 def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
-    """That version recorded a corpus, and kept Moses' tokens of the held-out parts."""
+    """Version 0.1.0 recorded a corpus, and stored held-out parts as Moses tokens."""
     out = tmp_path / "out"
     own(*call(texts, out), "--tokenizer", "moses", "--train", TINY)
     shutil.move(out / "tokens", out / "tmp")
@@ -243,7 +243,7 @@ def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
 
 
 def test_options_of_a_finished_training(tmp_path: Path) -> None:
-    """Without --train, or with the same options, the model stays."""
+    """The model stays without --train, or with the same options."""
     (tmp_path / "finished").write_text("--lr 1 --max-epoch 2\n")
     args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr '1' --max-epoch 2")
     assert own_data.plan(args, tmp_path) is not None, "the checkpoint is missing"
@@ -270,7 +270,7 @@ def test_options_of_a_half_finished_training(tmp_path: Path) -> None:
     assert own_data.plan(args, tmp_path) is not None
 
 
-def test_what_is_typed_is_translated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_typed_lines_are_translated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[object] = []
     monkeypatch.setattr(own_results, "translations", lambda options: given.extend(options[:2]) or [])
     terminal, pipe = os.openpty()[1], os.pipe()[0]
@@ -283,7 +283,7 @@ def test_what_is_typed_is_translated_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
-    """For example <(zcat text.gz); no byte is read before the translation."""
+    """A pipe such as <(zcat text.gz) can be translated: no byte is read before the translation."""
     os.mkfifo(tmp_path / "pipe")
     for left, right in (os.pipe(), (os.open(tmp_path / "pipe", os.O_RDWR),) * 2):
         os.write(right, b"\x1f\x8b")
@@ -330,7 +330,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path) -> None:
         ([english, german, out, "--translate", english], f"there is no trained model in {out}/convs2s_iwslt_de_en"),
         ([english, german, out, "--train", "--max-epoch '3"], "--train --max-epoch '3: No closing quotation"),
         ([english, german, out, "--train", "--max-epoch x"], "--train: argument --max-epoch: invalid int value: 'x'"),
-        ([english, german, out, "--train", "--lr [1"], "--lr: must be finite numbers, separated by commas, got '[1'"),
+        ([english, german, out, "--train", "--lr [1"], "--train: '[' was never closed: [1"),
         ([english, german, out, "--train=--no-save"], "--no-save is not allowed"),
         ([english, german, out, "--train", "--arch fconv"], "--arch is not allowed"),
         ([english, german, out, "--train", "--target-lang en"], "--target-lang is not allowed"),

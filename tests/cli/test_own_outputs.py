@@ -1,4 +1,4 @@
-"""Commands that read own-data's folder: scores, length penalty, model card, pictures, lexicon."""
+"""Commands that read own-data's folder: scores, length penalty, model card, plots, lexicon."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     return SimpleNamespace(folder=folder, out=out, words=words, model=out / ARCH, printed=own(*words).stderr)
 
 
-def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    """The score is sacreBLEU's on the original test part, wherever it is printed."""
+def test_a_model_has_one_score(made: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    """All commands print sacreBLEU's score of the original test part."""
     lines = (made.model / "generate-test.txt").read_text(encoding="utf-8").splitlines()
     found = {int(line[2:].split("\t")[0]): line.split("\t")[2] for line in lines if line.startswith("D-")}
     assert sorted(found) == [0, 2, 3, 4, 5, 6, 7, 8]
@@ -71,7 +71,7 @@ def test_one_number_for_one_model(made: SimpleNamespace, capsys: pytest.CaptureF
     assert number == f"{bleu:.1f}"
 
 
-def test_what_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
+def test_folders_that_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
     """Other folders, truncated or outdated translations, and several models are refused."""
     out = tmp_path / "out"
     shutil.copytree(made.out, out)
@@ -105,7 +105,7 @@ def test_what_cannot_be_scored(made: SimpleNamespace, tmp_path: Path) -> None:
 
 
 def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.CaptureFixture[str]) -> None:
-    """N-best lists are generated once; the search's own penalty gives sacreBLEU's score of the best hypotheses."""
+    """N-best lists are generated once; a search with the best penalty gives the same sacreBLEU score as the lists."""
     for call in range(2):
         cli.main(["tune-length", str(made.out), "--alphas", "1", "2"])
         printed = capfd.readouterr()
@@ -114,7 +114,7 @@ def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.Cap
         assert re.search(r"^best of 29 sentences: --lenpen [12]$", printed.out, re.MULTILINE)
     lines = (
         (made.model / "nbest" / "generate-valid.txt").read_text(encoding="utf-8").split("\n")
-    )  # texts contain other separators
+    )  # texts contain other line separators
     texts: dict[int, list[str]] = {}
     for line in lines:
         if line.startswith("D-"):
@@ -133,7 +133,7 @@ def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.Cap
 
 
 def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
-    """The card repeats the facts of the training, keeps the user's edits, and is copied to exported folders."""
+    """The card has the facts of the training, keeps the user's edits, and is copied to exported folders."""
     card = (made.model / "README.md").read_text(encoding="utf-8")
     for fact in (
         f"# {ARCH}, en to ja\n",
@@ -170,7 +170,7 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
 
 
 def test_attention_of_a_folder(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The sentence is plain text, and is split into the same pieces as in training."""
+    """The sentence is plain text, and is split into the same subwords as in training."""
     pytest.importorskip("matplotlib")
     cli.main(["plot-attention", str(made.out), "--input", "A  dog, \u72ac.", "--output", str(tmp_path / "a.png")])
     pieces = capsys.readouterr().out.splitlines()[0].removesuffix(" </s>").split(" ")
@@ -190,7 +190,7 @@ def test_attention_of_a_folder(made: SimpleNamespace, tmp_path: Path, capsys: py
 
 
 def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """A font with the letters is found, also if matplotlib's list is older; otherwise a warning is printed."""
+    """A font with the letters is found, even if matplotlib's list of fonts is older; otherwise a warning is printed."""
     font_manager = pytest.importorskip("matplotlib.font_manager")
     builder, letter = pytest.importorskip("fontTools.fontBuilder").FontBuilder(1000), "\U00012000"  # cuneiform
     nothing = pytest.importorskip("fontTools.pens.ttGlyphPen").TTGlyphPen(None).glyph()
@@ -214,7 +214,7 @@ def test_letters_of_other_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_lexicon_of_pieces(made: SimpleNamespace, tmp_path: Path) -> None:
-    """The lexicon of own-data's pieces has the model's words."""
+    """The lexicon of sentencepiece pieces has the model's words."""
     try:
         find_aligner()
     except ValueError as error:
@@ -227,8 +227,8 @@ def test_a_lexicon_of_pieces(made: SimpleNamespace, tmp_path: Path) -> None:
     assert {"\u2581dog", "\u2581horse"} & {source for source, *_ in lines}
 
 
-def test_fairseq_interactive_says_what_matters(made: SimpleNamespace) -> None:
-    """Started as users start it, with Python's usual warnings, it prints no warnings, configuration or log lines."""
+def test_fairseq_interactive_prints_only_translations(made: SimpleNamespace) -> None:
+    """With Python's default warnings, fairseq-interactive prints no warnings, configuration or log lines."""
     words = [made.out / "data-bin", "-s", "en", "-t", "ja", "--user-dir", USER_DIR, "--beam", 1]
     words += ["--path", made.model / "checkpoint_best.pt", "--bpe", "sentencepiece"]
     words += ["--sentencepiece-model", made.out / "subwords.model"]
@@ -248,7 +248,7 @@ def test_fairseq_interactive_says_what_matters(made: SimpleNamespace) -> None:
 
 
 def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    """Translation from Python logs nothing per call, and translates blank lines to blank lines."""
+    """Translation from Python logs nothing at a call, and translates blank lines to blank lines."""
     options = {"bpe": "sentencepiece", "sentencepiece_model": str(made.out / "subwords.model")}
     hub = ConvS2SModel.from_pretrained(
         str(made.model), "checkpoint_best.pt", data_name_or_path=str(made.out / "data-bin"), **options
@@ -266,7 +266,7 @@ def test_importing_does_not_ask_for_tensorboard() -> None:
     assert "tensorboardX" not in python("-c", "import fairseq_plugins.convs2s.model").stderr
 
 
-def test_an_unknown_architecture_is_told_the_others() -> None:
+def test_the_error_for_an_unknown_architecture_lists_the_others() -> None:
     with pytest.raises(ValueError, match="unknown architecture; choose one of convs2s_tiny, ") as raised:
         model_of("convs2_tiny", USER_DIR)
     assert "weighted_transformer_tiny" in str(raised.value)
@@ -293,8 +293,8 @@ def test_sacrebleus_tokenizer_by_language(monkeypatch: pytest.MonkeyPatch) -> No
         "plot-attention OUT --input a --output a.png",
     ],
 )
-def test_what_is_missing_is_told_without_torch(command: str, tmp_path: Path) -> None:
-    """Importing torch and fairseq would take seconds."""
+def test_missing_packages_are_reported_without_torch(command: str, tmp_path: Path) -> None:
+    """Missing packages are reported before the import of torch and fairseq, which would take seconds."""
     program = "import sys\ntry:\n    from fairseq_plugins.cli.main import main\n    main(sys.argv[1:])\n"
     program += "finally:\n    print({'torch', 'fairseq'} & sys.modules.keys())"
     result = subprocess.run(

@@ -1,4 +1,4 @@
-"""Texts for ``own-data``: pairing of files and folders, and choices by size."""
+"""Texts for ``own-data``: pairing of files and folders, and settings that depend on the text's size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.conftest import parse
 
 
 def described(*words: Path | str) -> tuple[tuple[str, str], list[FilePair]]:
-    """Return the languages and the files of the training part of a call with these paths and options."""
+    """Return the languages and the training files of a call with these paths and options."""
     args = parse(
         *(word for word in words if isinstance(word, Path)), "out", *(word for word in words if isinstance(word, str))
     )
@@ -44,7 +44,7 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
 
 
 def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
-    """For example news.2013.en beside news.2014.en; hidden files of the system are skipped."""
+    """Names may have dots, like news.2013.en and news.2014.en; hidden files are skipped."""
     names = ["news.2013.{}", "news.2014.{}.gz", "old.de.{}", "talks.{}.txt"]
     for language in ("en", "de"):
         (tmp_path / language / "old").mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_names_that_end_in_a_language(name: str, language: str) -> None:
 
 @pytest.mark.parametrize("name", ["a.tmx", "a.TMX", "a.tmx.gz"])
 def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
-    """A translation memory needs its languages as options, also in a folder."""
+    """A translation memory contains both languages, so options must name them, also for a folder."""
     unit = "<tu><tuv xml:lang='en-US'><seg>one</seg></tuv><tuv xml:lang='RO'><seg>unu</seg></tuv></tu>"
     content = f"<tmx><body>{unit * 3}</body></tmx>".encode()
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
@@ -125,7 +125,7 @@ def test_another_text_under_the_same_name(tmp_path: Path) -> None:
 
 
 def test_moses_tokens(texts: Path, tmp_path: Path) -> None:
-    """All parts have Moses' tokens in subword-nmt's subwords, which the commands of fairseq undo."""
+    """All parts are split into Moses tokens and subword-nmt's subwords, which fairseq's commands join again."""
     folder = Folder(tmp_path / "out", ("en", "de"), "moses")
     prepare(folder, {part: [(texts / f"{part}.en", texts / f"{part}.de")] for part in ("train", "test")}, workers=2)
     segment = source_segmenter(folder)
@@ -137,6 +137,6 @@ def test_moses_tokens(texts: Path, tmp_path: Path) -> None:
     assert folder.decoding_options(tmp_path, tmp_path)[-6:-2] == ["--tokenizer", "moses", "--bpe", "subword_nmt"]
 
 
-def test_what_is_chosen_by_the_size() -> None:
+def test_settings_that_depend_on_the_size() -> None:
     sizes = [300, 29_000, 160_000, 4_500_000]
     assert [merges_for(pairs) for pairs in sizes] == [2000, 6000, 10_000, 40_000]

@@ -22,7 +22,7 @@ from tests.commands import run
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run trainings in forked processes, so that fairseq is imported once."""
+    """Run trainings in forked processes, so that fairseq is imported only once."""
 
     def lines(command: str, *words: object, before: str) -> Iterator[str]:
         result = run(command, *words)
@@ -34,7 +34,7 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("model", "size", "options"),
     [
-        # The recipe of examples/multi30k/conv_encoder.sh.
+        # This is the recipe of examples/multi30k/conv_encoder.sh.
         (
             ConvS2SModel,
             (29_000, 420_000),
@@ -55,8 +55,8 @@ def test_training_settings(model: type[TranslationModel], size: tuple[int, int],
     assert [option for option in options.split(" --") if option.removeprefix("--") not in settings] == []
 
 
-def test_the_time_that_a_training_takes_is_told_where_it_is_known() -> None:
-    """Estimates are within a sixth of measured epochs; other families and large texts get no estimate."""
+def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
+    """Estimates are within a sixth of measured epochs; other families and large texts have no estimate."""
     for pairs, took in ((1800, 13), (4800, 16), (29_000, 24)):
         assert ConvS2SModel.usual_epochs(pairs) == pytest.approx(took, rel=1 / 6)
     for model, pairs in ((ConvEncoderModel, 2000), (ConvS2SModel, 200_000)):
@@ -70,10 +70,8 @@ def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: P
         training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
 
 
-def test_a_training_that_goes_on_tells_so_in_the_same_log(
-    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The log has the format that plot-loss reads, whatever the user's options."""
+def test_a_resumed_training_appends_to_its_log(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The log keeps the format that plot-loss reads, whatever options the user gives."""
     curves = []
     for epochs in (1, 2):
         wishes = [*shlex.split(TINY), "--max-epoch", str(epochs), "--log-format", "simple"]
@@ -103,8 +101,8 @@ def test_a_training_that_goes_on_tells_so_in_the_same_log(
         ("--optimizer=adafactor --lr-scheduler fixed --clip-norm 0.1", {"--adam-betas"}),
     ],
 )
-def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], tmp_path: Path) -> None:
-    """Another criterion, optimizer or schedule does not get options of the default one."""
+def test_another_criterion_optimizer_or_schedule(wishes: str, left_out: set[str], tmp_path: Path) -> None:
+    """Options of the default criterion, optimizer or schedule are not passed to other ones."""
     chosen = own_training.training_settings(ConvS2SModel, 9, 9).split()
     kept = own_training.Training("convs2s_tiny", tmp_path, shlex.split(wishes)).settings(9, 9)
     assert {word for word in chosen if word.startswith("--")} - {*kept} == left_out
@@ -122,10 +120,10 @@ def test_the_parts_of_a_training_may_be_others(wishes: str, left_out: set[str], 
         ("--cpu", "cpu"),
     ],
 )
-def test_half_precision_is_for_a_gpu_and_no_other_wish(
+def test_half_precision_is_the_default_on_a_gpu(
     wishes: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Precision options are fairseq's; two precisions are an error."""
+    """An option chooses another precision; two precisions are an error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     training = own_training.Training("weighted_transformer_tiny", tmp_path, wishes.split())
@@ -135,10 +133,10 @@ def test_half_precision_is_for_a_gpu_and_no_other_wish(
 
 
 @pytest.mark.parametrize("has", [True, False])
-def test_a_cpu_trains_in_bfloat16_if_it_multiplies_it(
+def test_bfloat16_is_the_default_on_a_cpu_with_bfloat16_products(
     has: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Float32 is another CPU's default, and the wish of --fp32."""
+    """A CPU without bfloat16 products trains in float32 by default, and so does any CPU with --fp32."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
     for fp32 in (False, True):
@@ -147,7 +145,7 @@ def test_a_cpu_trains_in_bfloat16_if_it_multiplies_it(
 
 
 def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: Path) -> None:
-    """A resumed training keeps its precision on a machine with other defaults."""
+    """A resumed training keeps its precision on a machine with another default precision."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     wishes = [*shlex.split(TINY), "--max-epoch", "1"]
     for fp32 in (True, False):
@@ -165,7 +163,7 @@ def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:
-    """The Weighted Transformer's own schedule has no rate, and fairseq's default is far too large."""
+    """The Weighted Transformer's schedule needs no rate; fairseq's default rate is too large for other schedules."""
     wishes = ["--lr-scheduler", "inverse_sqrt"]
     with pytest.raises(ValueError, match=r"--train: --lr-scheduler inverse_sqrt .* --lr"):
         own_training.Training("weighted_transformer_tiny", tmp_path, wishes)

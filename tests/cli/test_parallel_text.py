@@ -1,4 +1,4 @@
-"""Reading, cleaning and tokenising text, compared with other libraries and plain Python."""
+"""Reading, cleaning and tokenising text, compared with other libraries and with plain Python."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000])
-def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -> None:
+def test_many_beginnings_of_a_sentence_take_little_time(line: str, tmp_path: Path) -> None:
     path = tmp_path / "test.sgm"
     path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
     began = time.process_time()
@@ -74,7 +74,7 @@ def test_many_beginnings_of_a_sentence_take_no_time(line: str, tmp_path: Path) -
     assert time.process_time() - began < 0.5
 
 
-def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
+def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:
     from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
 
     lines = ["Well-known: it's 5 o'clock \u2013 \u201cnow\u201d & here.", "", "a\u2028b\tc"] * 3
@@ -84,14 +84,14 @@ def test_tokens_are_those_of_fairseq_whatever_the_number_of_workers() -> None:
     assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
 
 
-def test_a_worker_that_is_killed_is_not_waited_for() -> None:
-    """The system may kill a worker if memory runs out."""
+def test_a_killed_worker_is_an_error() -> None:
+    """The operating system may kill a worker if memory runs out."""
     with pytest.raises(ValueError, match="--workers: a worker process was killed"):
         list(parallel_text.each_line(_killed, ["a"] * 9, 2))
 
 
 def test_workers_end_with_their_parent() -> None:
-    """A parent may be killed, and its workers may have inherited a lock."""
+    """A parent may be killed while its workers hold an inherited lock."""
     code = "from fairseq_plugins.cli.own_data.parallel_text import each_line\n"
     code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
@@ -99,7 +99,7 @@ def test_workers_end_with_their_parent() -> None:
         process.stdout.readline()
         process.kill()
         try:
-            process.communicate(timeout=30)  # reads until all processes have closed their output
+            process.communicate(timeout=30)  # returns when all processes have closed their output
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -121,14 +121,14 @@ def test_letters_have_no_bpe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["rot13", "no-such", "idna", "undefined", "utf-16"])
-def test_an_encoding_that_xml_cannot_have_is_refused(name: str, tmp_path: Path) -> None:
+def test_an_encoding_that_xml_does_not_allow_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.tmx").write_text(f"<?xml version='1.0' encoding='{name}'?><tmx/>")
     with pytest.raises(ValueError, match=r"a\.tmx"):
         list(parallel_text.read_text(tmp_path / "a.tmx", "en"))
 
 
 def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
-    """Entities defined in a file are plain text."""
+    """Entities that a file defines stay plain text."""
     (tmp_path / "secret").write_text("secret")
     ten = "".join(f"<!ENTITY e{n + 1} '{f'&e{n};' * 10}'>" for n in range(9))
     path, unit = tmp_path / "a.tmx", "<tmx><tu><tuv xml:lang='en'><seg>{}</seg></tuv></tu></tmx>"
@@ -146,8 +146,8 @@ def test_entities_hold_no_files_and_no_bombs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["", "more than two words\n", "#version: 0.2\na\n", "#version: 9.9\na b\n", "#version:\n", "\udcff"]
 )
-def test_what_holds_no_codes_is_named(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Errors include subword-nmt's output, but not its exit status."""
+def test_the_error_names_a_file_without_codes(content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The error includes subword-nmt's output, and does not exit with its status."""
     (tmp_path / "codes").write_text(content, errors="surrogateescape")
     with pytest.raises(ValueError, match=r"codes has no BPE codes of subword-nmt: [^0-9].*\w") as raised:
         parallel_text.segmenter(tmp_path / "codes")

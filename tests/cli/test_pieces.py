@@ -1,4 +1,4 @@
-"""Pieces of sentencepiece restore all text, in fairseq's commands and in an exported folder."""
+"""sentencepiece's pieces restore all text, in fairseq's commands and in an exported folder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ LINES = st.lists(st.builds("".join, st.lists(WORDS, max_size=6)), max_size=6)
 
 
 class Ways(NamedTuple):
-    """A model of pieces in the forms that own-data, fairseq and an exported folder use."""
+    """The same pieces as used by own-data, by fairseq and by an exported folder."""
 
     model: Path
     dictionary: Dictionary
@@ -46,7 +46,7 @@ class Ways(NamedTuple):
 
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
-    """Train pieces on this project's pages, and on odd words that are frequent enough to become pieces."""
+    """Train pieces on this project's pages, and on odd words that occur often enough to become pieces."""
     folder = tmp_path_factory.mktemp("pieces")
     paths = [folder / "pages", folder / "odd"]
     pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
@@ -73,8 +73,8 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
 @example(ODD)
 @example((ROOT / "README.md").read_text(encoding="utf-8").split("\n"))
 @given(LINES)
-def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
-    """Training, fairseq's commands and the folder use the same pieces, none of them unknown."""
+def test_all_text_is_restored(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
+    """own-data, fairseq's commands and the exported folder use the same pieces, and no piece is unknown."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     preparation.segment_by_pieces(ways.model, tmp_path / "text", tmp_path / "pieces")
     segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")
@@ -94,7 +94,7 @@ def test_all_text_comes_back(ways: Ways, tmp_path: Path, lines: list[str]) -> No
 
 @pytest.mark.slow
 def test_text_without_spaces_is_learned_in_bounded_memory(tmp_path: Path) -> None:
-    """sentencepiece takes about 130 bytes per character of a word, and each line here is one word."""
+    """sentencepiece uses about 130 bytes per character of a word, and each line here is one word."""
     program = (
         "import random, sys; from pathlib import Path; from resource import *\n"
         "from fairseq_plugins.cli.own_data import preparation\n"

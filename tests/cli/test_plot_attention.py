@@ -1,4 +1,4 @@
-"""The attention of each decoder layer, and its picture."""
+"""The attention of each decoder layer, and the plot of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False,
 
 @pytest.fixture
 def decode(sentences: Callable[..., Tensor]) -> Callable[[BaseFairseqModel], tuple[dict[int, Tensor], Tensor]]:
-    """Return the layers' attention for a source of five tokens and a target of seven, and the model's; both (S, T)."""
+    """Return the layers' attention for five source and seven target tokens, and the model's attention, both (S, T)."""
     source, target = sentences([5]), sentences([7], seed=2)
     net_input = {"src_tokens": source, "src_lengths": torch.tensor([5], device=source.device)}
 
@@ -75,7 +75,7 @@ def test_models_of_fairseq(task, decode) -> None:
     torch.testing.assert_close(found[2], reported)
 
 
-def test_an_unknown_kind_has_none(task, decode) -> None:
+def test_an_unknown_model_has_no_attention(task, decode) -> None:
     found, _ = decode(fairseq_model("lstm", task))
     assert found == {}
 
@@ -88,8 +88,8 @@ def test_layers_are_chosen() -> None:
 
 
 @pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
-def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
-    """The grid has an empty place, and words look like formulas."""
+def test_a_plot_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
+    """The grid has an empty cell, and some words look like formulas."""
     pytest.importorskip("matplotlib")
     output = tmp_path / f"picture.{kind}"
     attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
@@ -97,8 +97,8 @@ def test_a_picture_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
     assert output.stat().st_size > 1000
 
 
-def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> None:
-    """Labels of some words are skipped, and the others stay at their words."""
+def test_the_plot_of_a_long_sentence_has_a_limited_size(tmp_path: Path) -> None:
+    """Some words have no label, but all other labels stay at their words."""
     pytest.importorskip("matplotlib")
     words = [f"w{number}" for number in range(400)]
     draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.png")
@@ -111,7 +111,7 @@ def test_a_long_sentence_has_a_picture_of_a_bearable_size(tmp_path: Path) -> Non
 
 
 def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A warning names them; codes beside the data split sentences without @@, but not for a model of words."""
+    """A warning names unknown words; codes beside the data split sentences, except for a model of whole words."""
     pytest.importorskip("matplotlib")
     shutil.copytree(data, tmp_path / "bin")
     torch.save(untrained(data), tmp_path / "model.pt")

@@ -1,4 +1,4 @@
-"""The picture of κ and α over the updates."""
+"""The plot of κ and α over the updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
     return path
 
 
-def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
+def test_checkpoints_are_sorted_by_update(tmp_path: Path) -> None:
     for update in (10, 2, 4):
         save(tmp_path, update)
     updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
@@ -33,8 +33,8 @@ def test_checkpoints_come_in_the_order_of_their_updates(tmp_path: Path) -> None:
     torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
 
 
-def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
-    """The best and the last checkpoint may be equal."""
+def test_checkpoints_of_two_trainings_are_refused(tmp_path: Path) -> None:
+    """The best checkpoint may equal the last one."""
     first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
     copy.write_bytes(first.read_bytes())
     assert plot_branches.read([first, copy], None)[0] == [2]
@@ -44,13 +44,13 @@ def test_two_trainings_are_not_taken_for_one(tmp_path: Path) -> None:
         plot_branches.read([first, other], None)
 
 
-def test_logits_are_shown_as_the_weights_they_stand_for(tmp_path: Path) -> None:
+def test_logits_are_plotted_as_weights(tmp_path: Path) -> None:
     _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
     torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
-def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     save(tmp_path, 2)
     save(tmp_path, 7)
@@ -61,7 +61,7 @@ def test_a_picture_is_written(tmp_path: Path, kind: str, capsys: pytest.CaptureF
 
 
 def test_the_legend_has_all_branches(tmp_path: Path) -> None:
-    """A decoder may have more branches than the encoder."""
+    """The legend includes the branches of the decoder, which may be more than the encoder's."""
     pytest.importorskip("matplotlib")
     sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
     vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
@@ -69,7 +69,7 @@ def test_the_legend_has_all_branches(tmp_path: Path) -> None:
     assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_files_and_weights_are_named(tmp_path: Path) -> None:
     save(tmp_path, 2)
     for arguments, message in (
         ([tmp_path, "--layer", "decoder.7"], "no branch weights for --layer decoder.7"),
@@ -82,7 +82,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.ones(0), torch.ones(2, 2)]
 )
-def test_weights_that_are_no_vector_of_numbers_are_named(value: torch.Tensor, tmp_path: Path) -> None:
+def test_malformed_weights_are_named(value: torch.Tensor, tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     state = torch.load(path, weights_only=False)
     state["model"]["encoder.layers.1.branches.kappa.weight"] = value

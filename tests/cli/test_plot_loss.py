@@ -14,7 +14,7 @@ from fairseq_plugins.cli.plot_loss import Point, read_curve
 
 
 def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
-    """Write a log like fairseq-train or fairseq-hydra-train."""
+    """Write a log as fairseq-train or fairseq-hydra-train does."""
     form = "[2026-01-01 00:00:00,000][%s][INFO] - %s" if hydra else "2026-01-01 00:00:00 | INFO | %s | %s"
     noise = [("fairseq_cli.train", "{'_name': None}"), ("fairseq.trainer", "NOTE: {half} a"), ("valid", '{"epoch": 1')]
     text = [form % line for line in noise]
@@ -44,16 +44,16 @@ FIRST, SECOND, END = inner(9, 50), inner(7, 90), valid(100, 6)
 @pytest.mark.parametrize(
     ("lines", "points"),
     [
-        # The training loss is the mean since the validation before.
+        # The training loss is the mean over the updates since the previous validation.
         ([FIRST, SECOND, END, epoch(100, 7.7), inner(5), valid(200, 4)], [Point(100, 6, 8), Point(200, 4, 5)]),
-        # Another part than valid is used, if there is no other one.
+        # If no part is called valid, another part is used.
         ([FIRST, epoch(60, 9.5), TEST], [Point(100, 6.5, 9)]),
         ([FIRST, epoch(60, 9.5), TEST, inner(7, 150), valid(200, 3)], [Point(200, 3, 8)]),
-        # Only epochs.
+        # The log has epochs only.
         ([valid(8, 6), epoch(8, 7), valid(16, 5), epoch(16, 6)], [Point(8, 6, 7), Point(16, 5, 6)]),
-        # With --log-file, lines are repeated.
+        # With --log-file, fairseq repeats lines.
         ([FIRST, SECOND, SECOND, SECOND, END, END, epoch(100, 7.7), epoch(100, 7.7)], [Point(100, 6, 8)]),
-        # After a resumed training, the later lines count.
+        # If a resumed training repeats updates, the later lines count.
         (AGAIN, [Point(100, 6, 9), Point(200, 4.5, 7.5), Point(300, 4, 7)]),
     ],
 )
@@ -66,8 +66,8 @@ def test_validations_without_training_losses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":', "x"])
-def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) -> None:
-    """The work grows linearly with the line's length."""
+def test_a_long_line_of_incomplete_records_takes_little_time(tmp_path: Path, half: str) -> None:
+    """The time grows linearly with the line's length."""
     line, began = f"{half * 60_000}}}", time.process_time()
     broken = log(tmp_path / "log", valid(100, 4))
     broken.write_text(f"{broken.read_text()}{line}\n")
@@ -75,19 +75,19 @@ def test_a_long_line_of_half_records_takes_no_time(tmp_path: Path, half: str) ->
     assert time.process_time() - began < 1
 
 
-def test_a_picture_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
     two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
     output = tmp_path / "picture.svg"
-    name = r"_a, $\frac$"  # this would not be mathematics
+    name = r"_a, $\frac$"  # matplotlib would read this as a formula
     cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
     assert "<!-- a, " in output.read_text(encoding="utf-8")
     best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
     assert capsys.readouterr().out == best
 
 
-def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
+def test_logs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
     one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
     for arguments, message in (
         ([], "no log to draw"),
@@ -102,8 +102,8 @@ def test_what_cannot_be_drawn_is_named(tmp_path: Path) -> None:
             cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
 
 
-def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Trainings with a validation are drawn; foreign and broken lines are skipped."""
+def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Trainings with at least one validation are drawn; malformed and unrelated lines are skipped."""
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
     young = log(tmp_path / "new" / "train.log", inner(9))
@@ -125,8 +125,8 @@ def test_a_folder_with_a_young_training(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
-def test_losses_beyond_all_bounds_are_not_drawn(loss, tmp_path, capsys) -> None:
-    """In validation or training, in one curve or in a mean."""
+def test_losses_out_of_range_are_not_drawn(loss, tmp_path, capsys) -> None:
+    """Losses out of range may occur in validation or training, in one curve or in a mean."""
     one = log(
         tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
     )

@@ -38,7 +38,7 @@ def files(tmp_path: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("lowercase", [False, True])
 def test_bleu_is_sacrebleus(files: dict[str, str], tmp_path: Path, capsys, lowercase: bool) -> None:
-    """Over shards, with the first of two hypotheses; and lower-cased for a cased reference, as in IWSLT'14."""
+    """Scores equal sacreBLEU's for shards, for the first of two hypotheses, and lower-cased as in IWSLT'14."""
     texts, tokens = ([line.lower() for line in lines] if lowercase else lines for lines in (TEXTS, TOKENS))
     shards = [generated(tmp_path / "a", [2, 0], texts, tokens), generated(tmp_path / "b", [1], texts, tokens)]
     options = ["--lowercase"] if lowercase else []
@@ -65,7 +65,7 @@ def test_text_without_spaces(tmp_path: Path, tokenize: str, capsys: pytest.Captu
 
 
 def test_tokens_are_detokenised(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """--replace-unk leaves tokens; the detokenised text of plain sentences is known."""
+    """--replace-unk leaves tokens; the detokenised text of simple sentences is known."""
     run = ["--generated", generated(tmp_path / "tokens.txt", [0, 1, 2], TOKENS, TOKENS)]
     cli.main(["score", *run, "--reference", files["first"], "--detokenise", "en"])
     expected = sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score
@@ -83,7 +83,7 @@ def test_the_mean_of_runs(files: dict[str, str], capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("limit", [None, 20])
 def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
-    """The better of two references counts for each sentence."""
+    """For each sentence, rouge-score uses the better of two references."""
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rouge1", "rouge2", "rougeL"], True)
     options = [] if limit is None else ["--bytes", str(limit)]
     run = ["--generated", files["shard0"], files["shard1"]]
@@ -92,7 +92,7 @@ def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
     assert len(found) == 6
     for name in ("rouge1", "rouge2", "rougeL"):
         for part, field in (("recall", "recall"), ("F1", "fmeasure")):
-            # The library compares references by F1 for all figures.
+            # The library chooses the reference by F1 for all figures.
             best = [
                 max(
                     (scorer.score(reference, text[:limit])[name] for reference in pair),
@@ -105,8 +105,10 @@ def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
 
 
 @pytest.mark.parametrize(("limit", "recall"), [(7, 0), (8, 100)])
-def test_bytes_are_not_letters(tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, recall: float) -> None:
-    """The text has eight bytes and seven letters."""
+def test_rouge_counts_letters_and_not_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], limit: int, recall: float
+) -> None:
+    """The text has seven letters, which are eight bytes in UTF-8."""
     pytest.importorskip("rouge_score")
     text, reference = "\u00e9 x cat", tmp_path / "reference"
     reference.write_text("cat\n")
@@ -124,7 +126,7 @@ def test_rouge_knows_the_latin_alphabet(tmp_path: Path) -> None:
         cli.main(["score", "--rouge", *run, "--reference", str(tmp_path / "reference")])
 
 
-def test_what_does_not_fit_is_refused(files: dict[str, str], tmp_path: Path) -> None:
+def test_incompatible_files_and_options_are_refused(files: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="first has 3 lines"):
         cli.main(["score", "--generated", files["shard1"], "--reference", files["first"]])
     latin1 = tmp_path / "latin1"

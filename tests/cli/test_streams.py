@@ -1,4 +1,4 @@
-"""Standard streams that are closed, full, or without a reader: no traceback, and no silent loss."""
+"""Standard streams that are closed, full, or without a reader cause no traceback and no silent loss."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_an_output_that_cannot_be_written_is_named(redirection: str, message: st
     assert result.stderr.count("\n") == 1
 
 
-def test_a_reader_that_leaves_ends_it_without_a_word() -> None:
-    """The reader exits before the command writes."""
+def test_a_command_ends_silently_if_its_reader_exits() -> None:
+    """The reader exits before the command writes to the pipe."""
     result = shell("| true; exit ${PIPESTATUS[0]}", "--help")
     assert result.stderr == ""
     assert result.returncode in (0, 128 + signal.SIGPIPE)

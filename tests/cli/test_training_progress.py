@@ -48,7 +48,7 @@ class Training:
 
 
 def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The estimate follows a training that keeps improving, until its patience ends."""
+    """The estimate is extended while the training improves, until its patience ends."""
     training = Training(monkeypatch)
     training.updates(3)
     training.updates(6)
@@ -81,7 +81,7 @@ def test_a_training_that_ends_otherwise(
 
 
 def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a usual number of epochs, no remaining time is printed."""
+    """The remaining time is printed only if the usual number of epochs is known."""
     for usual, left in ((20, "; about 2 min left"), (float("inf"), "")):
         training = Training(monkeypatch, 5, usual=usual)
         for done in (100, 101, 102, 131):  # 60 seconds
@@ -90,7 +90,7 @@ def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """A line whose share of a long epoch is rounded to 0, half a line, and a line without a number are skipped."""
+    """Lines whose share of an epoch is rounded to 0, incomplete lines and lines without a number are skipped."""
     training = Training(monkeypatch)
     training.updates(1, update="0.0")
     for line in ('{"epoch": 1, "upd{"epoch": 1}\n', '{"epoch": 1, "update": 0.5, "loss": "9"}\n', "x" * 200_000):
@@ -110,7 +110,7 @@ def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 @pytest.mark.parametrize(("larger", "best"), [(True, "0.200"), (False, "0.100")])
 def test_the_best_by_another_metric(larger: bool, best: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """fairseq's record of the best value counts, also from the resumed training."""
+    """fairseq's record of the best value is used, also that of the resumed training."""
     told = progress(metric="f1", larger=larger)
 
     def see(epoch: int, f1: object, **more: object) -> str:

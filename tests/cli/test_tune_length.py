@@ -1,4 +1,4 @@
-"""Tuning of the length penalty without decoding, and parsing of fairseq's output."""
+"""Tuning of the length penalty from n-best lists, and parsing of fairseq's output."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_plugins.cli.generated import read_generated
 from fairseq_plugins.cli.tune_length import best_texts
 from tests.commands import QUIET, USER_DIR, hypotheses, run
 
-# Two tokens of 1 bit, and five of 0.6: the short one is better while 2 / 2^A < 3 / 5^A.
+# The lists' hypotheses have two tokens of 1 bit, and five of 0.6: the short one is better while 2 / 2^A < 3 / 5^A.
 BOUNDARY = math.log(1.5) / math.log(2.5)  # 0.44
 TOY = """\
 2026-01-01 00:00:00 | INFO | fairseq.tasks.translation | [src] dictionary: 8 types
@@ -57,7 +57,7 @@ def test_a_larger_penalty_prefers_longer_sentences(toy: Path) -> None:
         assert best_texts(sentences, alpha) == ["a b c d", "a b c d"]
 
 
-def test_hypotheses_hold_what_was_printed(toy: Path) -> None:
+def test_parsed_hypotheses_have_the_printed_values(toy: Path) -> None:
     sentences = read_generated([toy])
     assert [sentence.number for sentence in sentences] == [0, 1]
     assert sentences[0].reference == "a b c d"
@@ -75,12 +75,12 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
     assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
     assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
-    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of equally good exponents, the closest to fairseq's default
+    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of the best, the closest to fairseq's default
     tune(toy, "--alphas", 2, 1.5, 0)
     assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
 
 
-# Log-probability and tokens are -2 ln 2 and 2 for the short one, -3 ln 2 and 5 for the long one: a third of ln 2 each.
+# The long hypothesis has three words more than the short one, and its log-probability is lower by ln 2.
 PENALTY = math.log(2) / 3
 
 
@@ -98,7 +98,7 @@ def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 
 def with_last_text(text: str) -> str:
-    """Return the toy list with another detokenised text of the longer hypothesis."""
+    """Return the toy list in which the longer hypothesis has another detokenised text."""
     return TOY.replace("D-0\t-0.6\ta b c d", f"D-0\t-0.6\t{text}")
 
 
@@ -115,7 +115,7 @@ def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("words", ["a b c d", "(a) b."])
 def test_printed_references_are_tokenised_if_fairseq_has_detokenised(toy, capsys, words) -> None:
-    """fairseq detokenises references and translations, or neither."""
+    """fairseq detokenises both references and translations, or neither."""
     text = with_last_text("(a) b.").replace("T-0\ta b c d", "T-0\t(a) b!").replace("a b c d", words)
     toy.write_text(text)
     tune(toy, "--alphas", 1)
@@ -133,7 +133,7 @@ def test_a_line_ends_where_fairseq_ends_it(toy: Path) -> None:
 
 
 def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """In all files; a carriage return inside a line does not end it."""
+    """All files may have Windows line ends; a carriage return inside a line does not end the line."""
     reference = toy.with_name("reference")
     tables = []
     for end in ("\n", "\r\n"):
@@ -162,7 +162,7 @@ def test_line_ends_of_windows(toy: Path, capsys: pytest.CaptureFixture[str]) -> 
     ],
     ids=lambda value: value if value.isprintable() else "",
 )
-def test_what_is_no_nbest_list_is_refused(toy: Path, text: str, message: str) -> None:
+def test_files_without_nbest_lists_are_refused(toy: Path, text: str, message: str) -> None:
     toy.write_text(text)
     assert message in refused(toy)
 
@@ -198,7 +198,7 @@ def finalised(log_probability: float, length: int, lenpen: float) -> float:
 
 
 def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the search's own penalty, scores equal the printed ones; with others, fairseq's formula."""
+    """With the search's own penalty, scores equal the printed ones; with others, they follow fairseq's formula."""
     training = ["--optimizer", "adam", "--lr", 0.003, "--batch-size", 16, "--max-epoch", 6, "--no-epoch-checkpoints"]
     run("train", data, "--user-dir", USER_DIR, "--arch", "convs2s_tiny", *training, *QUIET, "--save-dir", tmp_path)
     search = ["--sampling", "--beam", 4, "--nbest", 4, "--max-len-b", 12, "--lenpen", 0.4, "--results-path", tmp_path]
@@ -213,7 +213,7 @@ def test_scores_are_those_of_fairseq(data: Path, tmp_path: Path, capsys: pytest.
         for hypothesis, (score, words) in zip(sentence.hypotheses, printed[sentence.number], strict=True):
             n = hypothesis.length
             assert hypothesis.words == words
-            # Each of n scores is rounded to 4 decimals.
+            # Each of the n scores is rounded to 4 decimals.
             assert hypothesis.score(0.4) / math.log(2) == pytest.approx(score, abs=n**0.6 * 5e-5 + 1e-5)
             for other in (0, 1, 2):
                 wanted = finalised(score * math.log(2) * n**0.4, n, other)

@@ -18,8 +18,8 @@ from tests.commands import ROOT, full_disk
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf"])
-def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib.font_manager")  # it writes a list of fonts on first use
+def test_a_full_disk_leaves_the_old_file(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib.font_manager")  # matplotlib writes a list of fonts on first use
     words = ["plot-loss", str(log(tmp_path / "log", valid(1, 6), valid(2, 5)))]
     output = tmp_path / name
     output.write_text("good")
@@ -35,7 +35,7 @@ def test_a_full_disk_leaves_what_was_there(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
+def test_pipes_and_links_are_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
     (tmp_path / "link").symlink_to(tmp_path / "file")
@@ -50,15 +50,15 @@ def test_what_is_no_plain_file_is_written_to(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
 @pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
-def test_a_picture_needs_an_ending(command, ending, tmp_path, capsys) -> None:
-    """Without one, matplotlib would write another file."""
+def test_a_plot_needs_a_file_suffix(command, ending, tmp_path, capsys) -> None:
+    """Without a suffix, matplotlib would write to another file."""
     with pytest.raises(SystemExit):
         cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
     assert f"foo{ending} must end in .png, .pdf or .svg" in capsys.readouterr().err
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
-    """Each writer leaves a complete file, whichever ends last."""
+    """Two concurrent writers both write complete files, and the file of the last writer remains."""
     path = tmp_path / "list"
     with writing(path) as mine:
         mine.write("first\n")
@@ -77,7 +77,7 @@ def write(path: Path, text: str) -> None:
 
 
 def test_links_stay_and_their_files_are_replaced_whole(tmp_path: Path) -> None:
-    """A link to a file or to nowhere is followed; another name of the file keeps the old content."""
+    """The target of a link is replaced; a hard link to the file keeps the old content."""
     (tmp_path / "file").write_text("old")
     (tmp_path / "hard").hardlink_to(tmp_path / "file")
     for name, target in (("link", "file"), ("dangling", "new"), ("round", "round")):
@@ -95,7 +95,7 @@ def test_links_stay_and_their_files_are_replaced_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["read-only", "folder", "missing-target"])
-def test_what_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_files_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "read-only").touch(0o400)
     (tmp_path / "folder").mkdir()
     (tmp_path / "missing-target").symlink_to(tmp_path / "nowhere" / "file")
@@ -108,7 +108,7 @@ def test_what_cannot_be_written_is_named(name: str, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("output", ["/dev/stdout", "list"])
 def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
-    """Also if it is a file, by either name."""
+    """The standard output may be a file, given by any of its names."""
     path = tmp_path / "list"
     program = "import sys; from pathlib import Path; from fairseq_plugins.common.files import replacing\n"
     program += "with replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
@@ -120,7 +120,7 @@ def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["log.svg", "link.svg", "hard.svg"])
-def test_a_file_that_is_read_is_not_written_over(name: str, tmp_path: Path) -> None:
+def test_an_input_file_is_not_overwritten(name: str, tmp_path: Path) -> None:
     read = log(tmp_path / "log.svg", valid(1, 6))
     before = read.read_text()
     (tmp_path / "link.svg").symlink_to(read)

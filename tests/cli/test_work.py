@@ -1,4 +1,4 @@
-"""Long jobs: stopping their processes, resuming, and locking."""
+"""Long jobs: stopping their processes, resuming them, and locking."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def own_data(folder: Path, out: str = "out") -> list[str]:
 def is_there(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # also if it disappears between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # even if it disappears between opening and reading
         return False
     return "Z" not in state.rpartition(")")[2].split()[0]
 
@@ -53,9 +53,9 @@ def wait_for_the_end(process: int) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Path) -> None:
-    """Within one of fairseq's commands; a shell sees the signal, and users see no traceback."""
-    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # also if it was ignored, as under nohup
+def test_a_signal_stops_all_started_processes(number: signal.Signals, tmp_path: Path) -> None:
+    """The command is one of fairseq's; a shell sees the signal, and users see no traceback."""
+    heeded = f"import signal; signal.signal({number.value}, signal.SIG_DFL)"  # even if it was ignored, as under nohup
     command = [sys.executable, "-c", f"{heeded}; {MAIN}", *own_data(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         shown = []
@@ -77,7 +77,7 @@ def test_a_stop_ends_what_has_been_started(number: signal.Signals, tmp_path: Pat
         pass
 
 
-def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
+def test_a_signal_during_the_start_of_a_process(tmp_path: Path) -> None:
     def before_it_is_another_program() -> None:
         (tmp_path / "child").write_text(str(os.getpid()))
         os.kill(os.getppid(), signal.SIGTERM)
@@ -91,8 +91,8 @@ def test_a_stop_in_the_middle_of_a_start(tmp_path: Path) -> None:
     assert not is_there(int((tmp_path / "child").read_text()))
 
 
-def test_what_is_ignored_stays_so() -> None:
-    """For example under nohup."""
+def test_ignored_signals_stay_ignored() -> None:
+    """Under nohup, for example, a signal is ignored and must stay ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN), signal.getsignal(signal.SIGTERM)
     with stoppable():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
@@ -101,12 +101,10 @@ def test_what_is_ignored_stays_so() -> None:
 
 
 @pytest.mark.parametrize(("trap", "end"), [("", signal.SIGINT), ("trap '' INT; ", signal.SIGKILL)])
-def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_stops_all_started_processes(trap: str, end: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE", 0.1 if trap else 60)
     call = ["bash", "-c", f"{trap}echo begun; exec sleep 60"]
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # also if it is ignored, as for a job in the background
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # even if it is ignored, as for a background job
     try:
         with pytest.raises(ValueError, match="begun"), running(call, stdout=subprocess.PIPE) as child:
             raise ValueError(child.stdout.readline())
@@ -115,7 +113,7 @@ def test_an_error_ends_what_has_been_started(trap: str, end: int, monkeypatch: p
     assert child.returncode == -end
 
 
-def test_one_at_a_time(tmp_path: Path) -> None:
+def test_two_jobs_in_a_folder_are_refused(tmp_path: Path) -> None:
     """The children of a killed process keep the lock until they end."""
     with (
         work_in(tmp_path / "a"),

@@ -1,4 +1,4 @@
-"""Decoding step by step against decoding all at once, for any family."""
+"""Compare step-by-step decoding with decoding all at once, for any family."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @st.composite
 def decodings(draw: st.DrawFn, options: st.SearchStrategy[dict[str, Any]]) -> dict[str, Any]:
-    """A model, a padded batch, a beam, and how rows are re-ordered and sentences leave before each step."""
+    """Draw a model's options, a padded batch, a beam size, and row orders that also remove finished sentences."""
     sentences, beam = draw(st.integers(1, 4)), draw(st.integers(1, 4))
     left, orders = sentences, []
     for _ in range(draw(st.integers(1, 6))):
@@ -38,7 +38,7 @@ def decodings(draw: st.DrawFn, options: st.SearchStrategy[dict[str, Any]]) -> di
 
 @st.composite
 def reorders(draw: st.DrawFn) -> tuple[int, int, int, list[list[torch.Tensor]]]:
-    """Sentences, beam and window width, and for each step the re-orders that come before it."""
+    """Draw the numbers of sentences and hypotheses, a window width, and the re-orders before each step."""
     sentences, beam, width = draw(st.integers(1, 4)), draw(st.integers(1, 4)), draw(st.integers(1, 5))
     left, steps = sentences, []
     for _ in range(draw(st.integers(1, 8))):
@@ -61,7 +61,7 @@ def check_stepwise_equals_full(
     decoding: dict[str, Any],
     check_state: Callable[..., None],
 ) -> None:
-    """Outputs and attention at every step; ``check_state(decoding, reference, tokens, source)`` looks at the state."""
+    """Compare outputs and attention at each step; call ``check_state(decoding, reference, tokens, source)``."""
     model = build(architecture, **decoding["options"]).to(decoding["dtype"])
     reference = build(architecture, **decoding["options"]).to(decoding["dtype"])
     if decoding["prepared"]:
@@ -70,7 +70,7 @@ def check_stepwise_equals_full(
     source = sentences(decoding["lengths"], decoding["left_pad"])
     expanded = torch.arange(len(source), device=source.device).repeat_interleave(beam)
     encoded = model.encoder.reorder_encoder_out(model.encoder(source), expanded)
-    everything = reference.encoder(source)  # never re-ordered: its rows are looked up below
+    everything = reference.encoder(source)  # not re-ordered: rows are selected below
 
     torch.manual_seed(2)
     sentence = expanded

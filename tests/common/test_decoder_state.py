@@ -1,4 +1,4 @@
-"""Rows, re-orders and windows against a history that is simply kept and re-ordered at once."""
+"""Compare rows, re-orders and windows with a full history that is re-ordered immediately."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.common.stepwise import reorders
 
 
 def window_itself(window: torch.Tensor) -> torch.Tensor:
-    """A product after which the gated linear unit returns the window."""
+    """Return a convolution result whose gated linear unit is the window itself."""
     return torch.cat([window, torch.full_like(window, 100)], dim=1)
 
 
 def own_places(ancestry: Ancestry, steps: int) -> list[list[int]]:
-    """The places of each row's own keys, of so many steps."""
+    """Return the places of each row's own keys for this number of steps."""
     beam = len(ancestry.own)
     places = ancestry.table[:, :, :steps] + torch.arange(0, steps * beam, beam)
     return places.flatten(0, 1).tolist()
@@ -51,7 +51,7 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
         if left is not None:
             before = kept.clone()
             kept = left.of(before)
-            assert kept.data_ptr() == before.data_ptr()  # within the memory that was there
+            assert kept.data_ptr() == before.data_ptr()  # updated in place
         x = torch.randn(history.size(0), 3)
         history = torch.cat([history, x.unsqueeze(1)], dim=1)
         assert torch.equal(window.step(x, rows), history[:, -width:].flatten(1))
@@ -59,7 +59,7 @@ def test_window_is_the_last_inputs_of_each_history(decoding: tuple[int, int, int
 
 
 def test_orders_that_break_the_contract_are_refused() -> None:
-    """All orders of up to four of four rows, two for each sentence; and numbers of rows that cannot be."""
+    """Try all orders of two or four of four rows, with two rows per sentence, and impossible numbers of rows."""
     for left in (2, 4):
         for rows in itertools.product(range(4), repeat=left):
             sentences = [row // 2 for row in rows]
@@ -76,7 +76,7 @@ def test_orders_that_break_the_contract_are_refused() -> None:
 
 
 class Asserted(TorchDispatchMode):
-    """What the device was asked to assert."""
+    """Collect the assertions that run on the device."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ class Asserted(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
-    """On a pretended GPU a look at a tensor raises."""
+def test_the_device_checks_orders_and_rows_without_synchronisation() -> None:
+    """On a fake GPU, reading a tensor's value raises an error."""
     with FakeTensorMode(), Asserted() as mode:
         empty = partial(torch.empty, dtype=torch.long, device="cuda")
         order = RowOrder(rows=6, beam=2)
@@ -104,9 +104,9 @@ def test_the_device_checks_orders_and_rows_without_being_waited_for() -> None:
 @settings(deadline=None, max_examples=50)
 @given(st.data(), st.integers(1, 3), st.integers(1, 3), st.integers(1, 6), st.booleans())
 def test_a_row_looks_at_its_own_ancestors_alone(data, sentences, beam, steps, fixed) -> None:
-    """Against the path of each row, written down: at every step the column that it, or its ancestor, had.
+    """Compare with each row's recorded path: at every step, the column of the row or its ancestor.
 
-    It may look at filled places only, or at others, too.
+    The bias may cover filled places only, or also empty ones.
     """
     ancestry = Ancestry(sentences, beam, 2, torch.device("cpu"), fixed)
     paths: list[list[int]] = [[] for _ in range(sentences * beam)]

@@ -1,4 +1,4 @@
-"""Dropout on a CPU: its distribution, its gradient, and the plain form with the same mask."""
+"""Dropout on a CPU: its distribution and gradient, and a comparison with plain PyTorch for the same mask."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ NUMBERS = 2**20
 
 
 def mask(seed: int, shape: int | tuple[int, ...], p: float = P) -> Tensor:
-    """1 where an element is kept, else 0, as float64."""
+    """Return 1 for each kept element and 0 for each dropped one, as float64."""
     torch.manual_seed(seed)
     return (dropout(torch.ones(shape), p) > 0).double()
 
 
 @pytest.mark.parametrize("p", [0.001, 0.1, 0.3, 0.5, 0.9])
 def test_the_share_that_is_kept(p: float) -> None:
-    """Five standard deviations of a binomial distribution, for the whole and each sixteen-bit part of a 64-bit draw."""
+    """The share of all elements, and of each 16-bit part of a draw, is within five standard deviations of its mean."""
     kept = mask(1, NUMBERS, p=p)
     for part in (kept, *kept.view(-1, 4).unbind(1)):
         assert abs(part.mean() - (1 - p)) < 5 * (p * (1 - p) / len(part)) ** 0.5 + 2**-17
 
 
 def test_elements_are_dropped_independently() -> None:
-    """No correlation between elements at any distance up to 64, nor between calls: five standard deviations."""
+    """Elements at distances up to 64, and elements of two calls, are uncorrelated within five standard deviations."""
     first, second = (kept - kept.mean() for kept in (mask(1, NUMBERS), mask(2, NUMBERS)))
     variance, bound = P * (1 - P), 5 / NUMBERS**0.5
     assert abs((first * second).mean()) < bound * variance
@@ -39,7 +39,7 @@ def test_elements_are_dropped_independently() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (5, 3, 11), (4, 1), (0, 3), ()])
 def test_it_is_the_plain_form_with_the_same_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Value and gradient; the gradient passes where the value did."""
+    """Values and gradients are equal, and are dropped at the same places."""
     torch.manual_seed(3)
     x, grad = torch.randn(shape).to(dtype).requires_grad_(), torch.randn(shape).to(dtype)
     kept = mask(4, shape)
@@ -73,7 +73,7 @@ def test_nothing_and_everything() -> None:
 
 
 def test_when_a_module_drops() -> None:
-    """As fairseq's: in training, or where ``--retain-dropout`` names it."""
+    """A module drops in training, or in evaluation if ``--retain-dropout-modules`` names it, as in fairseq."""
     module, x = Dropout(P, module_name="Here"), torch.ones(1000)
     assert module.train()(x).eq(0).any()
     assert module.eval()(x) is x
@@ -84,7 +84,7 @@ def test_when_a_module_drops() -> None:
 
 
 def test_in_a_compiled_program() -> None:
-    """torch's dropout takes its place: a program that the compiler cannot see into would be split."""
+    """A compiled program uses torch's dropout, because the compiler would split the program at ours."""
     torch.manual_seed(1)
     x = torch.ones(1000)
     y = torch.compile(lambda x: dropout(x, P), fullgraph=True, backend="eager")(x)

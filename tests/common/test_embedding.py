@@ -18,7 +18,7 @@ PAD = 1
 @pytest.mark.parametrize("positions", ["learned", "sinusoidal"])
 @pytest.mark.parametrize("left", [False, True])
 def test_padding_is_no_part_of_a_sentence(positions: str, left: bool) -> None:
-    """A batch may be padded beyond the model's positions, as to a bucket's length; a sentence may not reach there."""
+    """Padding may reach beyond the model's positions, as in a batch of a bucket's length, but a sentence may not."""
     torch.manual_seed(1)
     words = nn.Embedding(9, 6, padding_idx=PAD)
     embedding = InputEmbedding(words, max_positions=4, positions=positions, dropout=0.0)
@@ -36,7 +36,7 @@ def test_padding_is_no_part_of_a_sentence(positions: str, left: bool) -> None:
 
 
 def test_pretrained_words_are_those_of_the_file(tmp_path: Path) -> None:
-    """Also where it has others, and not all; the option is named where it cannot be used."""
+    """The file may have other words and lack some; the error for an unusable file names the option."""
     path, dictionary = tmp_path / "words.txt", Dictionary()
     for word in ("dog", "cat"):
         dictionary.add_symbol(word)
@@ -54,11 +54,11 @@ def test_pretrained_words_are_those_of_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_is_rounded_once(dtype: torch.dtype) -> None:
-    """The nearest number of that precision, which a softmax in half precision misses."""
+    """The result is the nearest number of that precision, which a softmax computed in half precision misses."""
     torch.manual_seed(1)
     scores = (4 * torch.randn(50, 400)).to(dtype)
     exact = torch.softmax(scores.double(), dim=-1)
-    # Half a unit in the last place; below the smallest normal number units are all alike.
+    # Half a unit in the last place is allowed; all units are equal below the smallest normal number.
     info = torch.finfo(dtype)
     allowed = 0.5 * info.eps * exact.clamp(min=info.tiny) * 1.001
     assert (softmax(scores).double() - exact).abs().le(allowed).all()

@@ -1,4 +1,4 @@
-"""fairseq's ways of generating, each against the same model decoding without any state."""
+"""Compare each of fairseq's search modes with decoding without any state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LENGTHS = [9, 3, 6, 1]
 
 
 class WithoutState(FairseqDecoder):
-    """Decodes every prefix from its start, for each row of its own, as a decoder does that keeps no state."""
+    """Decode each row's whole prefix at every step, like a decoder without incremental state."""
 
     def __init__(self, decoder: FairseqDecoder) -> None:
         super().__init__(decoder.dictionary)
@@ -37,7 +37,7 @@ def without_state(model: Any) -> Any:
 def generate(
     models: list[Any], dictionary: Any, source: torch.Tensor, *, kind: type = SequenceGenerator, **options: Any
 ) -> Any:
-    """What is not the generator's is for its call."""
+    """Translate with a generator of this kind; prefixes, constraints and the first token are passed to the call."""
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     call = {name: options.pop(name) for name in ("prefix_tokens", "constraints", "bos_token") if name in options}
     call = {name: value.to(source.device) if torch.is_tensor(value) else value for name, value in call.items()}
@@ -90,7 +90,7 @@ def test_modes(build, architecture, sentences, dictionary, device, mode: str, le
 
 @torch.no_grad()
 def test_sentences_finish_at_different_steps(build, architecture, sentences, dictionary) -> None:
-    """Or the modes above would not have tested that sentences leave the batch."""
+    """If all sentences ended at the same step, `test_modes` would not test that sentences leave the batch."""
     hypotheses = generate([build(architecture)], dictionary, sentences(LENGTHS))
     last = [max(len(beam["tokens"]) for beam in beams) for beams in hypotheses]
     assert len(set(last)) > 1, last
@@ -99,7 +99,7 @@ def test_sentences_finish_at_different_steps(build, architecture, sentences, dic
 @pytest.mark.parametrize("beam", [1, 3, 7])
 @torch.no_grad()
 def test_another_beam_than_the_one_prepared_for(build, architecture, sentences, dictionary, beam: int) -> None:
-    """fairseq's fconv crashes here, or silently answers wrong."""
+    """fairseq's fconv crashes with another beam, or silently returns wrong results."""
     model = build(architecture)
     model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
     actual = generate([model], dictionary, sentences(LENGTHS), beam_size=beam)

@@ -1,4 +1,4 @@
-"""What holds for the step-by-step decoding of every family."""
+"""Tests of step-by-step decoding that apply to every family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.common.stepwise import close
 from tests.conftest import random_model
 from tests.operators import Operators
 
-# The others have several, so that there is dropout between them.
+# The models of other families have several layers already, with dropout between the layers.
 LAYERS = {"conv_encoder_tiny": {"decoder_layers": 2}}
 # The dropout of attention's weights is inside torch's own function.
 RETAINED = {**LAYERS, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
@@ -22,7 +22,7 @@ RETAINED = {**LAYERS, "weighted_transformer_tiny": {"attention_dropout": 0.0}}
 
 @torch.no_grad()
 def test_several_tokens_at_once(build, architecture, sentences) -> None:
-    """fairseq's fconv silently uses only the last of them."""
+    """fairseq's fconv silently uses only the last token."""
     model = build(architecture)
     encoded, target = model.encoder(sentences([5, 3])), sentences([7, 7])
     expected, _ = model.decoder(target, encoded)
@@ -34,13 +34,13 @@ def test_several_tokens_at_once(build, architecture, sentences) -> None:
         with pytest.raises(ValueError, match=f"{given} tokens, and 7 "):
             model.decoder(target[:, -given:], encoded, incremental_state=state)
     beams = encoded.reorder(torch.arange(6, device=target.device) // 3)
-    with pytest.raises(ValueError, match=r"2 rows, .* 2 x 3"):
+    with pytest.raises(ValueError, match=r"2 rows, .* 2 sentences of 3 rows"):
         model.decoder(target[:, :1], beams, incremental_state={})
 
 
 @torch.no_grad()
 def test_weights_never_go_stale(build, architecture, sentences) -> None:
-    """Whatever changes the weights, and however, the next batch is decoded with what they are then."""
+    """After any change of the weights, the next batch is decoded with the current weights."""
     model, other = build(architecture), build(architecture, seed=3).state_dict()  # seed 2 rounds ten times as much
     first = build(architecture).state_dict()
     encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
@@ -51,13 +51,13 @@ def test_weights_never_go_stale(build, architecture, sentences) -> None:
 
     check()
     for parameter in model.parameters():
-        parameter.data.mul_(1.1)  # as fairseq's optimizers write: autograd's version counters do not notice
+        parameter.data.mul_(1.1)  # like fairseq's optimizers: autograd's version counters do not notice
     check()
     model.load_state_dict(other)
     check()
     model.make_generation_fast_(need_attn=False)
     check()
-    # A training checkpoint, into a model prepared for inference.
+    # Load a training checkpoint into a model prepared for inference.
     model.load_state_dict({name: (value + first[name]) / 2 for name, value in other.items()})
     check()
     for parameter in model.parameters():
@@ -67,8 +67,8 @@ def test_weights_never_go_stale(build, architecture, sentences) -> None:
 
 @pytest.mark.parametrize("rows", [[1, 0, 1], [1, 0]])
 @torch.no_grad()
-def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: list[int]) -> None:
-    """Sentences in another order before decoding: no beams, so each row is a sentence of its own."""
+def test_rows_that_do_not_form_beams(build, architecture, sentences, device, rows: list[int]) -> None:
+    """Sentences are re-ordered before decoding, so rows do not form beams, and each row is a sentence of its own."""
     if device.type != "cpu" and len(rows) == 2:
         pytest.skip("an assertion of a GPU ends its process")
     model = build(architecture)
@@ -79,8 +79,8 @@ def test_rows_that_are_no_beams(build, architecture, sentences, device, rows: li
 
 
 @torch.no_grad()
-def test_attention_is_told_where_somebody_may_look(build, architecture, sentences) -> None:
-    """Not in training, nor in a model prepared without it, which is fairseq's default; at once and in steps."""
+def test_attention_is_returned_only_where_it_may_be_read(build, architecture, sentences) -> None:
+    """Models in training, or prepared without attention (fairseq's default), return no attention, also in steps."""
     model = build(architecture)
     encoded, target = model.encoder(sentences([5, 3])), sentences([4, 4])
 
@@ -107,7 +107,7 @@ def test_targets_padded_on_the_left_are_refused(task, architecture) -> None:
 
 @torch.no_grad()
 def test_steps_under_autocast(build, architecture, sentences, device) -> None:
-    """Packed weights take no other precision than their own."""
+    """Packed weights accept only inputs of their own precision, and autocast changes the inputs' precision."""
     model = build(architecture)
     order = torch.arange(2, device=device).repeat_interleave(3)
     with torch.autocast(device.type, torch.bfloat16):
@@ -119,7 +119,7 @@ def test_steps_under_autocast(build, architecture, sentences, device) -> None:
 
 @torch.no_grad()
 def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, monkeypatch) -> None:
-    """--retain-dropout, with dropout that drops every third number of each vector: it stands in the same places."""
+    """With --retain-dropout, a dropout of every third number of a vector hits the same places in steps and at once."""
 
     def every_third(x: torch.Tensor, p: float) -> torch.Tensor:
         return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) / (1 - p) if p > 0 else x
@@ -139,7 +139,7 @@ def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, m
 
 @torch.no_grad()
 def test_attention_is_a_softmax_in_float32(build, architecture, sentences) -> None:
-    """In half precision too, at once and in steps; what torch's fused attention does is torch's."""
+    """Half-precision models compute the softmax in float32, at once and in steps, except in torch's fused attention."""
     model = build(architecture).bfloat16()
     encoded, target = model.encoder(sentences([5, 3])), sentences([3, 3])
     for state in (None, {}):
@@ -150,8 +150,8 @@ def test_attention_is_a_softmax_in_float32(build, architecture, sentences) -> No
 
 
 @torch.no_grad()
-def test_a_state_that_stays_in_its_place(build, architecture, sentences, device) -> None:
-    """With room for twenty steps, and then for nine more; rows move before each."""
+def test_a_fixed_state_keeps_its_addresses(build, architecture, sentences, device) -> None:
+    """The state has room for twenty steps and then grows by nine; rows are re-ordered before each step."""
     model = build(architecture, **LAYERS.get(architecture, {})).double()
     encoded, rows = model.encoder(sentences([5, 3])), torch.arange(6, device=device)
     beams = encoded.reorder(rows // 3)

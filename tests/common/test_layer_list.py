@@ -1,4 +1,4 @@
-"""Layer lists: fairseq's syntax, and nothing that runs."""
+"""Layer lists: fairseq's syntax is accepted, and no code runs."""
 
 import pytest
 
@@ -27,12 +27,12 @@ from fairseq_plugins.common.options import input_widths, parse_attention, parse_
         "(" * 5000,
     ],
 )
-def test_refuses_the_rest_and_shows_what_it_wants(text: str) -> None:
+def test_refuses_other_text_and_names_the_option(text: str) -> None:
     with pytest.raises(ValueError, match=r"^--encoder-layers: "):
         parse_convolutions(text, "--encoder-layers")
 
 
-def test_refuses_a_stack_without_end() -> None:
+def test_refuses_more_than_200_layers() -> None:
     assert len(parse_convolutions("[(512, 3)] * 200", "--encoder-layers")) == 200
     with pytest.raises(ValueError, match=r"^--encoder-layers: 201 "):
         parse_convolutions("[(512, 3)] * 201", "--encoder-layers")
@@ -44,7 +44,7 @@ def test_refuses_a_residual_from_before_the_input() -> None:
         parse_convolutions("[(8, 3), (8, 3, 3)]", "--encoder-layers")
 
 
-def test_where_layers_and_their_residual_connections_start() -> None:
+def test_input_widths_of_layers_and_residual_connections() -> None:
     layers = parse_convolutions("[(8, 3), (16, 3, 2), (24, 3, 0), (32, 3, 3)]", "--encoder-layers")
     assert input_widths(layers) == [(8, 8), (8, 8), (16, 16), (24, 8)]
     assert input_widths([]) == []

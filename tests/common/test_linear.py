@@ -1,4 +1,4 @@
-"""Weight normalisation and the ways out of it."""
+"""Weight normalisation and its removal."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def network() -> nn.ModuleList:
     return modules
 
 
-def test_a_twin_has_the_weights_of_its_time_and_leaves_the_original_alone() -> None:
+def test_a_copy_without_weight_norm_is_independent_of_the_original() -> None:
     original = network()
     weights = [module.weight.detach().clone() for module in original]
     shared = object()
     original.shared = shared
     original.register_buffer("table", torch.ones(3))
     twin = without_weight_norm(original, shared)
-    assert twin.table is original.table  # all that is no normalised weight, and may be large, is there once
+    assert twin.table is original.table  # other tensors, which may be large, are shared
     assert twin[0].bias is original[0].bias
     assert not has_weight_norm(twin)
     assert has_weight_norm(original)

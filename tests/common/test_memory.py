@@ -1,4 +1,4 @@
-"""What decoding keeps for a sentence is what docs/internals.md says: O(S), and O(T) where keys and values are kept."""
+"""A sentence's decode-time state has the size given in docs/internals.md: O(S), plus O(T) for kept keys and values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT_OF_LENGTH = 1
 
 
 def tensors(kept: Any) -> Iterator[Tensor]:
-    """Those that an object and its parts hold, without those of modules and the packed weights of functions."""
+    """Yield the tensors of an object and its parts, except those of modules and the packed weights of functions."""
     if isinstance(kept, Tensor):
         yield kept
     elif isinstance(kept, dict):
@@ -27,7 +27,7 @@ def tensors(kept: Any) -> Iterator[Tensor]:
 
 
 def numbers(kept: Any) -> int:
-    """How many in all, with what a view leaves out; what is kept under two names counts once."""
+    """Return the number of elements, counting each storage once and as a whole."""
     storages = {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() // tensor.element_size()
         for tensor in tensors(kept)
@@ -38,14 +38,14 @@ def numbers(kept: Any) -> int:
 
 @pytest.fixture
 def kept(build, sentences) -> Callable[..., int]:
-    """``kept(architecture, words, steps, option=value, ...)``: numbers for a sentence of so many words."""
+    """Return ``kept(architecture, words, steps, option=value, ...)``: a sentence's numbers in the decode-time state."""
 
     @torch.no_grad()
     def kept(architecture: str, words: int, steps: int, **options: Any) -> int:
         model = build(architecture, **options)
         model.make_generation_fast_()
         found = []
-        for count in (2, 3):  # the difference is one sentence, without what is kept for all together
+        for count in (2, 3):  # the difference is one sentence, without numbers that all sentences share
             source = sentences([words] * count)
             rows = torch.arange(count, device=source.device).repeat_interleave(BEAM)
             encoded = model.encoder.reorder_encoder_out(model.encoder(source), rows)

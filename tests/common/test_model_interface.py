@@ -1,4 +1,4 @@
-"""What fairseq and its users call on any encoder-decoder, beside `forward`."""
+"""Methods that fairseq and its users call on any encoder-decoder, besides `forward`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fairseq.nan_detector import NanDetector
 SOURCE, TARGET = [5, 3], [4, 2]
 
 
-def test_padding_is_embedded_as_nothing(build, architecture, dictionary) -> None:
+def test_the_embedding_of_padding_is_zero(build, architecture, dictionary) -> None:
     model = build(architecture)
     for side in (model.encoder, model.decoder):
         weight = side.embedding.words.weight
@@ -21,7 +21,7 @@ def test_padding_is_embedded_as_nothing(build, architecture, dictionary) -> None
 
 @torch.no_grad()
 def test_the_longest_sentences(build, architecture, sentences) -> None:
-    """`max_positions` is what still works, in steps too, and one token more is refused by number."""
+    """The model handles sentences of `max_positions`, in steps too; the error for one token more names both numbers."""
     model = build(architecture, max_source_positions=12, max_target_positions=9)
     assert model.max_positions() == (12, 9)
     assert model.max_decoder_positions() == 9
@@ -38,8 +38,8 @@ def test_the_longest_sentences(build, architecture, sentences) -> None:
 
 
 @torch.no_grad()
-def test_states_are_apart(build, architecture, sentences) -> None:
-    """Two batches decoded in turns, each with its own state, are two batches decoded one after the other."""
+def test_states_are_independent(build, architecture, sentences) -> None:
+    """Batches that are decoded alternately, each with its own state, get the same outputs as batches decoded alone."""
     model = build(architecture)
     batches = [(sentences([5, 3]), sentences([6, 6])), (sentences([2, 7, 4], seed=2), sentences([6] * 3, seed=2))]
     encoded = [model.encoder(source) for source, _ in batches]
@@ -63,7 +63,7 @@ RETAIN = {
 
 @pytest.mark.parametrize("what", RETAIN)
 def test_retained_dropout(build, architecture, sentences, what: str) -> None:
-    """--retain-dropout and --retain-dropout-modules, as fairseq-generate prepares a model with them."""
+    """Prepare a model as fairseq-generate does with --retain-dropout and --retain-dropout-modules."""
     retain, suffix, retained = RETAIN[what]
     model = build(architecture, dropout=0.3)
     names = suffix and [type(model.encoder).__name__]
@@ -81,7 +81,7 @@ def test_retained_dropout(build, architecture, sentences, what: str) -> None:
 
 @torch.no_grad()
 def test_exporting(build, architecture, sentences) -> None:
-    """`torch.export` of a model that is prepared to translate computes what the model does, attention included."""
+    """A model that is prepared to translate has the same outputs and attention after `torch.export`."""
     model = build(architecture)
     model.make_generation_fast_(need_attn=True)
     program = torch.export.export(model, (sentences([4, 3]), None, sentences([3, 2])), strict=False).module()
@@ -94,7 +94,7 @@ def test_exporting(build, architecture, sentences) -> None:
 
 
 def test_a_checkpoint_of_a_newer_version_is_refused(build, architecture) -> None:
-    """By name and number; what this code wrote itself is loaded."""
+    """The error names both versions; the model's own checkpoint loads."""
     model = build(architecture)
     state = model.state_dict()
     model.load_state_dict(state)
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_a_newer_version_is_refused(build, architecture) -> None
 
 @pytest.mark.filterwarnings("ignore:Using non-full backward hooks")
 def test_where_a_gradient_became_nan(build, architecture, sentences, caplog: pytest.LogCaptureFixture) -> None:
-    """After a gradient that is no number fairseq computes the batch again with hooks, and tells where it went wrong."""
+    """fairseq repeats a batch that had a NaN gradient, with hooks that report where the NaN arose."""
     model = build(architecture).train()
     with NanDetector(model):
         logits, _ = model(sentences(SOURCE), None, sentences(TARGET))

@@ -1,4 +1,4 @@
-"""A model narrowed to some words against the same columns of the whole one."""
+"""Compare a model that outputs only candidate words with the same columns of the whole model's output."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def name_of(case: tuple[str, dict[str, Any]]) -> str:
 
 @pytest.fixture(params=[*((name, {}) for name in (*ARCHITECTURES, *FAIRSEQ_MODELS)), *TIED.items()], ids=name_of)
 def model(request: pytest.FixtureRequest, build: Any, task: SimpleNamespace, device: torch.device) -> Model:
-    """``model()``: the same random model at each call, in float64."""
+    """Return a function that builds the same random model at each call, in float64."""
     name, options = request.param
     if name == "lstm":
         request.getfixturevalue("_without_cudnn")
@@ -49,7 +49,7 @@ def inputs(sentences: Callable[..., Tensor]) -> tuple[Tensor, Tensor, Tensor]:
 
 @contextmanager
 def twin(model: BaseFairseqModel, candidates: Tensor) -> Iterator[BaseFairseqModel]:
-    """The model itself stays as it is."""
+    """Copy the model with candidate output, and check that the model itself does not change."""
     parts = dict(model.named_modules(remove_duplicate=False))
     yield with_candidate_output(model, candidates)
     assert all(parts[name] is part for name, part in model.named_modules(remove_duplicate=False))
@@ -82,8 +82,8 @@ def test_predictions_and_gradients(model: Model, inputs: tuple[Tensor, ...], nar
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_is_whole_again(model: Model, inputs: tuple[Tensor, ...], fails: bool) -> None:
-    """Also after an error: parameters are the same objects in the same order, as an optimizer needs them."""
+def test_the_model_is_restored(model: Model, inputs: tuple[Tensor, ...], fails: bool) -> None:
+    """The model is restored, also after an error: an optimizer needs the same parameters in the same order."""
     whole = model()
     parameters, state = (
         dict(whole.named_parameters()),

@@ -1,6 +1,6 @@
-"""The architectures against the sizes that the papers print; nothing here is taken from the code.
+"""Compare the architectures with the sizes that the papers print; no number here is taken from the code.
 
-Where a paper leaves something open or an architecture is not a paper's, a comment says where the number is from.
+A comment names the source of each number that is not in a paper.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def vocabulary(size: int) -> Dictionary:
 
 
 def resolve(architecture: str, source: int = 50, target: int | None = None, **options: Any) -> tuple[Namespace, Any]:
-    """Return the options, and a model without memory; one dictionary where there is no size for the target's."""
+    """Return the options and a model on the meta device; without a target size, both sides share one dictionary."""
     args = Namespace(arch=architecture, **options)
-    if architecture in MODEL_DATACLASS_REGISTRY:  # a family's own name, which has no preset
+    if architecture in MODEL_DATACLASS_REGISTRY:  # the name of a family itself has no preset
         args = Namespace(**vars(MODEL_DATACLASS_REGISTRY[architecture]()), **vars(args))
     args.max_source_positions = args.max_target_positions = 1024
     ARCH_CONFIG_REGISTRY[architecture](args)
@@ -43,17 +43,17 @@ def build(architecture: str, *sizes: int, **options: Any) -> Any:
 
 
 def parameters(model: nn.Module, without: str = "nothing") -> int:
-    """How many it uses: fairseq 0.12.2's encoder layers carry theirs twice, for torch's fused layer."""
+    """Count the parameters in use: fairseq 0.12.2's encoder layers hold theirs twice, for torch's fused layer."""
     copy = re.compile(r"encoder\.layers\.\d+\.\w+")
     return sum(
         value.numel() for name, value in model.named_parameters() if without not in name and not copy.fullmatch(name)
     )
 
 
-# Gehring et al. 2017, sections 4.2, 5.1, 5.4 and 5.7: encoder, decoder as (units, kernel), and embeddings.
+# Gehring et al. 2017, sections 4.2, 5.1, 5.4 and 5.7: encoder and decoder as (units, kernel), and embedding size.
 EN_RO = [(512, 3)] * 20
 EN_DE = [(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2
-# "15 layers", of which section 5.1 lists 14, five of 512; the sixth is the authors' code's.
+# Section 5.1 says "15 layers" but lists 14, five of them with 512 units; the authors' code has a sixth.
 EN_FR = [(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1), (4096, 1)]
 CONVS2S = {
     "convs2s": (EN_RO, EN_RO, 512),
@@ -63,7 +63,7 @@ CONVS2S = {
     # "Six layers in the encoder and decoder each, hidden size 256"; kernel and embeddings are not in the paper.
     "convs2s_gigaword": ([(256, 3)] * 6, [(256, 3)] * 6, 256),
     "convs2s_analysis": ([(512, 3)] * 13, [(512, 5)] * 5, 512),
-    # Not the paper's: below against fairseq's, and the quickstart's.
+    # These two are not in the paper: the first is compared with fairseq's below, the second is the quickstart's.
     "convs2s_iwslt_de_en": ([(256, 3)] * 4, [(256, 3)] * 3, 256),
     "convs2s_tiny": ([(128, 3)] * 3, [(128, 3)] * 3, 128),
 }
@@ -73,15 +73,15 @@ CONVS2S = {
 def test_convs2s(architecture: str) -> None:
     *layers, embed_dim = CONVS2S[architecture]
     args, model = resolve(architecture)
-    assert args.dropout == 0.1  # fairseq's; the paper gives none
+    assert args.dropout == 0.1  # fairseq's value; the paper gives none
     for side, expected in zip((model.encoder, model.decoder), layers, strict=True):
         assert side.embedding.words.embedding_dim == side.embedding.positions.embedding_dim == embed_dim
         assert side.to_embedding.out_features == embed_dim
-        # Twice the units, for the gates.
+        # The gates double the number of units.
         shapes = [tuple(convolution.weight.shape[::2]) for convolution in side.convolutions]
         assert shapes == [(kernel, 2 * units) for units, kernel in expected]
         assert [shortcut.distance for shortcut in side.shortcuts] == [1] * len(expected)
-    # Attention in every layer of the decoder (section 3.3).
+    # Every decoder layer has attention (section 3.3).
     assert None not in list(model.decoder.attentions)
 
 
@@ -93,7 +93,7 @@ WEIGHTED_TRANSFORMER = {
     "weighted_transformer_2layer": (2, 512, 2048, 8, 0.1, 36),  # C
     "weighted_transformer_4layer": (4, 512, 2048, 8, 0.1, 50),
     "weighted_transformer_8layer": (8, 512, 2048, 8, 0.3, 80),
-    # Not the paper's: fairseq's, below, with the dropout of its recipe; and the quickstart's.
+    # These two are not in the paper: fairseq's (see below) with its recipe's dropout, and the quickstart's.
     "weighted_transformer_iwslt_de_en": (6, 512, 1024, 4, 0.3, None),
     "weighted_transformer_tiny": (2, 128, 512, 4, 0.1, None),
 }
@@ -102,7 +102,7 @@ WEIGHTED_TRANSFORMER = {
 @pytest.mark.parametrize("architecture", WEIGHTED_TRANSFORMER)
 def test_weighted_transformer(architecture: str) -> None:
     *sizes, millions = WEIGHTED_TRANSFORMER[architecture]
-    # "All sentences share a vocabulary", whose size is Vaswani et al.'s: 37 000.
+    # "All sentences share a vocabulary"; its size of 37 000 words is from Vaswani et al.
     args, model = resolve(architecture, source=37000)
     assert (args.attention_dropout, args.relu_dropout) == (0.1, 0)  # section 4.1
     for side in ("encoder", "decoder"):
@@ -112,12 +112,12 @@ def test_weighted_transformer(architecture: str) -> None:
     assert model.decoder.embedding.words is model.encoder.embedding.words
     assert model.encoder.embedding.positions is model.decoder.embedding.positions is None  # sinusoidal
     if millions is not None:
-        # The table's figures are Vaswani et al.'s, some two millions above what 37 000 words give; a layer has seven.
+        # Vaswani et al.'s figures are about 2 million above those of 37 000 words; a layer has 7 million parameters.
         assert parameters(model) / 1e6 == pytest.approx(millions, abs=2.5)
 
 
-# Gehring et al. 2016, sections 4.2 and 4.3 and tables 1 and 2: layers of CNN-a (512 units) and of CNN-c (256 units),
-# all of kernel 3, layers of the decoder (512 units), and dropout; embeddings of 256.
+# Gehring et al. 2016, sections 4.2 and 4.3, tables 1 and 2: layers of CNN-a (512 units), of CNN-c (256 units) and of
+# the decoder (512 units), and dropout.  Kernels have width 3, and embeddings 256 numbers.
 CONV_ENCODER = {
     "conv_encoder": (6, 3, 1, 0.2),
     "conv_encoder_iwslt_de_en": (6, 3, 1, 0.2),
@@ -140,7 +140,7 @@ def test_conv_encoder(architecture: str) -> None:
 
 
 def test_the_other_encoders_of_the_paper() -> None:
-    """Table 1, IWSLT'14: one that has no parameters but embeddings, and two LSTMs of 512 units."""
+    """Table 1, IWSLT'14: an encoder without parameters except embeddings, and an encoder of two LSTMs of 512 units."""
     pooling, bilstm = build("conv_encoder_pooling"), build("conv_encoder_bilstm")
     assert parameters(pooling.encoder, without="embedding") == 0
     assert (pooling.encoder.width, pooling.encoder.embedding.positional) == (5, True)
@@ -160,7 +160,7 @@ def test_the_other_encoders_of_the_paper() -> None:
     ],
 )
 def test_models_are_as_large_as_fairseqs(ours: str, theirs: str) -> None:
-    """To the last parameter, but for fconv's rows of positions, and κ and α: two for each head of each layer."""
+    """Parameter counts are equal, except for fconv's position rows and two weights, κ and α, per head of each layer."""
     args, model = resolve(ours)
     more, options = 0, {"share_all_embeddings": True}
     if "convs2s" in ours:
@@ -172,9 +172,9 @@ def test_models_are_as_large_as_fairseqs(ours: str, theirs: str) -> None:
 
 
 def test_the_deepest_convolutional_encoder_is_smaller_than_the_bilstm() -> None:
-    """Section 5.2: for English-French "40% fewer parameters", for the BiLSTM's embeddings there have 512 numbers.
+    """Section 5.2 claims "40% fewer parameters" for English-French, where the BiLSTM has embeddings of 512 numbers.
 
-    Both have two layers in the decoder; 200 000 source words, 30 000 target words.
+    Both decoders have two layers; there are 200 000 source words and 30 000 target words.
     """
     options = {"encoder_embed_dim": 512, "encoder_lstm_layers": 2, "decoder_layers": 2}
     convolutional = build("conv_encoder_wmt_en_fr", 200_000, 30_000)

@@ -1,4 +1,4 @@
-"""fairseq's commands in this process, as in fairseq's own tests: parsed from words, on real data."""
+"""Run fairseq's commands in this process with parsed options and real data, as fairseq's own tests do."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPTIMIZERS = {
     "conv_encoder_tiny": SGD,
     "weighted_transformer_tiny": [
         *("--optimizer", "simplex_adam", "--lr-scheduler", "weighted_inverse_sqrt", "--warmup-updates", 4),
-        # Some gradients are only rounding, such as those of the keys' biases; Adam would make steps of them.
+        # Some gradients, such as those of key biases, are only rounding errors; Adam would turn them into whole steps.
         *("--adam-eps", 1),
         *("--criterion", "weighted_label_smoothed_cross_entropy", "--label-smoothing", 0.1),
     ],
@@ -42,10 +42,10 @@ def parse(parser: Any, words: list[object]) -> Any:
 
 @pytest.fixture(scope="session")
 def train(data: Path) -> Callable[..., dict[str, Any]]:
-    """``train(architecture, save, option, ...)``: train at least an epoch, and return the last checkpoint."""
+    """Return ``train(architecture, save, option, ...)``, which trains, and returns the last checkpoint."""
 
     def train(architecture: str, save: Path, *more: object) -> dict[str, Any]:
-        metrics.reset()  # otherwise statistics add up over the trainings of a process
+        metrics.reset()  # statistics would otherwise accumulate over the trainings of a process
         words = [
             data,
             "--arch",
@@ -66,7 +66,7 @@ def train(data: Path) -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture(scope="session")
 def translate(data: Path) -> Callable[..., dict[int, list[str]]]:
-    """``translate(save, option, ...)``: translate the test set with the last checkpoint, and return hypotheses."""
+    """Return ``translate(save, option, ...)``, which translates the test set with the last checkpoint."""
 
     def translate(save: Path, *more: object) -> dict[int, list[str]]:
         output = save / "output"

@@ -1,4 +1,4 @@
-"""What fairseq's test_binaries and test_reproducibility hold: training with common options, resuming, generating."""
+"""Counterparts of fairseq's test_binaries and test_reproducibility: common training options, resuming, generating."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from tests.conformance.conftest import assert_same_parameters
 from tests.conftest import ARCHITECTURES
 
-# All 64 sentences in an update, so that an epoch has one.
+# All 64 sentences are one batch, so that an epoch has one update.
 WHOLE = ["--batch-size", 64]
-QUARTERS = ["--batch-size", 16]  # in each epoch four updates
+QUARTERS = ["--batch-size", 16]  # four updates per epoch
 
 
 @pytest.fixture(scope="module", params=ARCHITECTURES)
 def trained(request: pytest.FixtureRequest, train, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
-    """Two epochs, validated by BLEU as fairseq's test_eval_bleu does."""
+    """Train two epochs with validation by BLEU, as fairseq's test_eval_bleu does."""
     save = tmp_path_factory.mktemp("trained")
     bleu = ["--eval-bleu", "--eval-bleu-print-samples", "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
     bleu += ["--eval-bleu-args", '{"beam": 4, "min_len": 10, "max_len_b": 15}']
@@ -28,7 +28,7 @@ def trained(request: pytest.FixtureRequest, train, tmp_path_factory: pytest.Temp
 
 
 def test_batches_add_up_over_an_update(train, architecture: str, tmp_path: Path) -> None:
-    """--update-freq: four batches of a quarter are one batch."""
+    """With --update-freq 4, four quarter batches equal one whole batch."""
     whole = train(architecture, tmp_path / "whole", *WHOLE, "--max-epoch", 2)
     parts = train(architecture, tmp_path / "parts", *QUARTERS, "--update-freq", 4, "--max-epoch", 2)
     assert whole["optimizer_history"][-1]["num_updates"] == parts["optimizer_history"][-1]["num_updates"] == 2
@@ -48,7 +48,7 @@ SHARED = "encoder.embedding.words.weight", "decoder.embedding.words.weight", "de
     ],
 )
 def test_shared_embeddings(train, translate, architecture: str, option: str, equal: tuple[str, ...], tmp_path) -> None:
-    """What is shared is one after training, and what is not has gone its own way; both translate."""
+    """Shared parameters stay equal in training, others diverge, and the model translates in each case."""
     state = train(architecture, tmp_path, *WHOLE, option)
     parameters = [state["model"][name] for name in SHARED]
     ones = [torch.equal(one, other) for one, other in pairwise(parameters)]
@@ -57,18 +57,18 @@ def test_shared_embeddings(train, translate, architecture: str, option: str, equ
 
 
 def test_resuming_within_an_epoch(train, trained: tuple[str, Path], tmp_path: Path) -> None:
-    """As fairseq's test_mid_epoch_reproducibility, bit for bit."""
+    """The resumed training is bit-equal, as in fairseq's test_mid_epoch_reproducibility."""
     architecture, save = trained
     resumed = train(architecture, tmp_path, *QUARTERS, "--restore-file", save / "checkpoint_1_2.pt")
     assert_same_parameters(torch.load(save / "checkpoint1.pt"), resumed, tolerance=0)
 
 
 def test_resuming_after_an_epoch(train, architecture: str, tmp_path: Path) -> None:
-    """As fairseq's test_reproducibility: parameters and loss of three epochs, and of one and two."""
+    """One epoch and two resumed ones give the parameters and loss of three, as in fairseq's test_reproducibility."""
     straight = train(architecture, tmp_path / "straight", *WHOLE, "--max-epoch", 3)
     train(architecture, tmp_path / "resumed", *WHOLE, "--max-epoch", 1)
     resumed = train(architecture, tmp_path / "resumed", *WHOLE, "--max-epoch", 3)
-    # Not bit for bit: where a process starts with a later epoch, fairseq puts a batch's sentences in another order.
+    # Parameters are not bit-equal: fairseq orders a batch's sentences differently if a process starts at a later epoch.
     assert_same_parameters(straight, resumed, tolerance=1e-6)
     losses = [state["extra_state"]["val_loss"] for state in (straight, resumed)]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
@@ -87,7 +87,7 @@ GENERATION = {
 
 @pytest.mark.parametrize("mode", GENERATION)
 def test_generation(translate, data: Path, trained: tuple[str, Path], mode: str) -> None:
-    """As fairseq's test_generation: every sentence gets as many hypotheses as were asked for."""
+    """Every sentence gets the requested number of hypotheses, as in fairseq's test_generation."""
     words = GENERATION[mode]
     found = translate(trained[1], *words)
     assert sorted(found) == list(range(16))
@@ -102,13 +102,13 @@ def test_generation(translate, data: Path, trained: tuple[str, Path], mode: str)
             assert len(bigrams) == len(set(bigrams))
 
 
-def test_what_does_not_go_together_is_refused(translate, trained: tuple[str, Path]) -> None:
+def test_incompatible_options_are_refused(translate, trained: tuple[str, Path]) -> None:
     with pytest.raises(ValueError, match="--diverse-beam-groups"):
         translate(trained[1], "--diverse-beam-groups", 4, "--match-source-len")
 
 
 def test_sentences_longer_than_the_positions(train, architecture: str, tmp_path: Path) -> None:
-    """As fairseq's test_max_positions: refused with the option that leaves them out, with which it trains."""
+    """The error names the option that skips long sentences; training succeeds with this option (test_max_positions)."""
     words = [*QUARTERS, "--max-target-positions", 5]
     with pytest.raises(Exception, match="--skip-invalid-size-inputs-valid-test"):
         train(architecture, tmp_path, *words)

@@ -7,7 +7,7 @@ import torch
 
 @torch.no_grad()
 def test_exporting(build, architecture, sentences) -> None:
-    """`torch.export` of a model that is prepared to translate computes what the model does, attention included."""
+    """A model that is prepared to translate has the same outputs and attention after `torch.export`."""
     model = build(architecture)
     model.make_generation_fast_(need_attn=True)
     example = (sentences([4, 3]), None, sentences([3, 2]))

@@ -1,6 +1,6 @@
-"""What fairseq's test_sequence_generator holds, for real models: hypotheses and scores keep what was asked for.
+"""Counterparts of fairseq's test_sequence_generator for real models: hypotheses and scores obey the options.
 
-That stepwise and full decoding agree in all these ways of searching is in tests/common/test_generation.py.
+Comparisons of stepwise and full decoding in all search modes are in tests/common/test_generation.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAMILIES = ["convs2s_tiny", "weighted_transformer_tiny", "conv_encoder_tiny"]
 
 
 def each(hypotheses: list[list[dict[str, Any]]]) -> Iterator[tuple[int, list[int], dict[str, Any]]]:
-    """Sentence, tokens and hypothesis."""
+    """Yield each hypothesis with the number of its sentence and its tokens."""
     for sentence, beams in enumerate(hypotheses):
         assert beams
         for beam in beams:
@@ -31,7 +31,7 @@ def each(hypotheses: list[list[dict[str, Any]]]) -> Iterator[tuple[int, list[int
 
 
 def forced(model: Any, row: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """Log-probabilities of these tokens after one another, (T, V), without any state."""
+    """Return log-probabilities (T, V) for forced tokens, computed without any state."""
     source = row[row.ne(1)].unsqueeze(0)
     previous = torch.cat([tokens.new_tensor([EOS]), tokens[:-1]]).unsqueeze(0)
     return (model(source, None, previous)[0][0] / temperature).log_softmax(dim=-1)
@@ -40,7 +40,7 @@ def forced(model: Any, row: torch.Tensor, tokens: torch.Tensor, temperature: flo
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 1.0, 3.0])
 @torch.no_grad()
 def test_scores_are_normalised_by_length(build, architecture, sentences, dictionary, penalty: float) -> None:
-    """The sum of the tokens' scores over length to the power of --lenpen, best first."""
+    """A score is the sum of token scores over length to the power of --lenpen; the best score comes first."""
     found = generate([build(architecture)], dictionary, sentences(LENGTHS), len_penalty=penalty)
     for _, tokens, beam in each(found):
         total = float(beam["positional_scores"].sum())
@@ -60,7 +60,7 @@ def test_scores_may_stay_sums(build, architecture, sentences, dictionary) -> Non
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
 @torch.no_grad()
 def test_scores_are_the_models(build, architecture, sentences, dictionary, temperature: float) -> None:
-    """Log-probabilities of logits over --temperature, of the same tokens given to the model all at once."""
+    """Token scores are log-probabilities of the logits over --temperature, computed for all tokens at once."""
     model, source = build(architecture), sentences(LENGTHS)
     for sentence, _, beam in each(generate([model], dictionary, source, temperature=temperature)):
         expected = forced(model, source[sentence], beam["tokens"], temperature).gather(1, beam["tokens"].unsqueeze(1))
@@ -69,7 +69,7 @@ def test_scores_are_the_models(build, architecture, sentences, dictionary, tempe
 
 @torch.no_grad()
 def test_an_ensemble_of_families(build, sentences, dictionary) -> None:
-    """All three together: the logarithm of their mean probability."""
+    """An ensemble of all three families scores by the logarithm of their mean probability."""
     models, source = [build(name) for name in FAMILIES], sentences(LENGTHS)
     for sentence, _, beam in each(generate(models, dictionary, source)):
         alone = torch.stack([forced(model, source[sentence], beam["tokens"]) for model in models])
@@ -80,7 +80,7 @@ def test_an_ensemble_of_families(build, sentences, dictionary) -> None:
 
 @torch.no_grad()
 def test_lengths_are_kept(build, architecture, sentences, dictionary) -> None:
-    """--min-len and --max-len-b, the end not counted."""
+    """Lengths, without the end symbol, are between --min-len and --max-len-b."""
     model, source = build(architecture), sentences(LENGTHS)
     found = generate([model], dictionary, source, min_len=4, max_len_b=6)
     lengths = {len(tokens) - 1 for _, tokens, _ in each(found)}
@@ -90,7 +90,7 @@ def test_lengths_are_kept(build, architecture, sentences, dictionary) -> None:
 
 @torch.no_grad()
 def test_lengths_are_the_sources(build, architecture, sentences, dictionary) -> None:
-    """--match-source-len, with the search that fairseq makes for it."""
+    """With --match-source-len and fairseq's search for it, lengths are those of the sources."""
     sizes = {"min_len_a": 1, "min_len_b": 0, "max_len_a": 1, "max_len_b": 0}
     found = generate(
         [build(architecture)],
@@ -100,13 +100,13 @@ def test_lengths_are_the_sources(build, architecture, sentences, dictionary) -> 
         match_source_len=True,
         beam_size=1,
     )
-    # fairseq's releases differ in whether the source's end counts.
+    # fairseq's releases differ in whether they count the source's end symbol.
     assert {len(tokens) - LENGTHS[sentence] for sentence, tokens, _ in each(found)} in ({0}, {1})
 
 
 @torch.no_grad()
 def test_ngrams_are_not_repeated(build, architecture, sentences, dictionary) -> None:
-    """Without the plugin they are, on a processor, by fairseq's own models too."""
+    """Without the plugin, fairseq's search on a CPU repeats n-grams, also with fairseq's own models."""
     model, source = build(architecture), sentences(LENGTHS)
     options = {"min_len": 10, "max_len_b": 14}
 
@@ -128,7 +128,7 @@ def test_unknown_words_can_be_forbidden(build, architecture, sentences, dictiona
 
 @torch.no_grad()
 def test_prefixes_are_kept(build, architecture, sentences, dictionary, device) -> None:
-    """Of different lengths, one empty."""
+    """Hypotheses begin with prefixes of different lengths, one of them empty."""
     prefixes = [[7, 8, 9], [10], [], [11, 12]]
     tensor = torch.full((4, 3), dictionary.pad(), device=device)
     for row, prefix in zip(tensor, prefixes, strict=True):
@@ -141,7 +141,7 @@ def test_prefixes_are_kept(build, architecture, sentences, dictionary, device) -
 @pytest.mark.parametrize("kind", ["ordered", "unordered"])
 @torch.no_grad()
 def test_constraints_are_kept(build, architecture, sentences, dictionary, device, kind: str) -> None:
-    """Phrases of the best hypothesis, one after the other where order counts."""
+    """The best hypothesis contains the constraints, and contains ordered constraints in their order."""
     phrases = [[[7, 8], [9]], [[9], [6]], [], [[10]]]
     constraints = pack_constraints([[torch.tensor(phrase) for phrase in each] for each in phrases]).to(device)
     found = generate(
@@ -161,7 +161,7 @@ def test_constraints_are_kept(build, architecture, sentences, dictionary, device
 
 
 @torch.no_grad()
-def test_sampling_among_one_word_is_greedy(build, architecture, sentences, dictionary) -> None:
+def test_sampling_from_one_word_is_greedy(build, architecture, sentences, dictionary) -> None:
     model, source = build(architecture), sentences(LENGTHS)
     greedy = generate([model], dictionary, source, beam_size=1)
     sampled = generate(
@@ -174,7 +174,7 @@ def test_sampling_among_one_word_is_greedy(build, architecture, sentences, dicti
 def test_groups_of_a_diverse_beam_differ(build, architecture, sentences, dictionary) -> None:
     """A strong penalty makes each group begin with another word.
 
-    Of one word, for while sentences go on, fairseq 0.12.2 lets a group take the place of another that has ended.
+    Hypotheses have one word: in longer ones, fairseq 0.12.2 lets a group replace another group that has ended.
     """
     found = generate(
         [build(architecture)],
@@ -189,8 +189,8 @@ def test_groups_of_a_diverse_beam_differ(build, architecture, sentences, diction
 
 
 @torch.no_grad()
-def test_nothing_is_left_of_the_batch_before(build, architecture, sentences, dictionary) -> None:
-    """One generator, batches of other sizes and lengths in turn: each as by a generator of its own."""
+def test_a_generator_keeps_nothing_of_earlier_batches(build, architecture, sentences, dictionary) -> None:
+    """A generator used for different batches in turn gives the same results as a new generator for each batch."""
     model = build(architecture)
     generator = SequenceGenerator([model], dictionary, beam_size=3, max_len_b=12)
     lengths = [[9, 3, 6], [2], [4, 4, 4, 4, 8], [9, 3, 6]]

@@ -1,4 +1,4 @@
-"""The attentive LSTM against its equations step by step, and against torch's LSTM where it attends to nothing."""
+"""Compare the attentive LSTM with its equations, computed step by step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ BATCH, TARGET, SOURCE, EMBED, HIDDEN = 3, 6, 5, 4, 7
 
 
 def by_the_equations(lstm: AttentiveLSTM, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-    """Gehring et al. 2016, section 2, with torch's LSTM cell."""
+    """Compute section 2 of Gehring et al. 2016 with torch's LSTM cell."""
     cell = nn.LSTMCell(2 * EMBED, HIDDEN, dtype=g.dtype)
     del cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
-    cell.weight_ih = torch.cat([lstm.input.weight, lstm.conditional_input.weight], dim=1)  # of [g_i c_i]
+    cell.weight_ih = torch.cat([lstm.input.weight, lstm.conditional_input.weight], dim=1)  # multiplies [g_i c_i]
     cell.weight_hh, cell.bias_ih = lstm.recurrent.weight, lstm.input.bias
     cell.bias_hh = torch.zeros_like(lstm.input.bias)
     h = c = g.new_zeros(len(g), HIDDEN)
@@ -53,7 +53,7 @@ def test_values_and_gradients(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> N
 
 
 def test_some_inputs_without_gradient(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
-    """As when embeddings are frozen."""
+    """If embeddings are frozen, for example, only some inputs need a gradient."""
     lstm, g, source = inputs
     h, a = lstm(g.detach(), Source(source.keys.detach(), source.values, source.padding_mask))
     assert not a.requires_grad
@@ -63,7 +63,7 @@ def test_some_inputs_without_gradient(inputs: tuple[AttentiveLSTM, Tensor, Sourc
 
 
 def test_packed_weights(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
-    """In float32 on the CPU the loop's weights are packed; they must not outlast a change of the weights."""
+    """In float32 on the CPU, the loop's weights are packed; changed weights must be packed again."""
     lstm, g, source = inputs
     lstm, source = lstm.float(), Source(source.keys.float(), source.values.float(), source.padding_mask)
     for _ in range(2):

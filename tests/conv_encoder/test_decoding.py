@@ -36,7 +36,7 @@ def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
 
 @torch.no_grad()
 def test_both_biases_of_an_lstm_count(build, sentences) -> None:
-    """A fresh model's are zero, a trained one's are not."""
+    """Both biases of an LSTM are zero in a new model, but not in a trained one."""
     model = build("conv_encoder_tiny", decoder_layers=3).double()
     for lstm in model.decoder.upper:
         lstm.bias_ih_l0.normal_()

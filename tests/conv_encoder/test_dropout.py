@@ -1,4 +1,4 @@
-"""Where the convolutional encoder and its LSTMs drop (Gehring et al. 2016, section 4.3, and between LSTM layers)."""
+"""Places of dropout in the encoders and decoder (Gehring et al. 2016, section 4.3, and between LSTM layers)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_plugins.cpu import training
 
 @pytest.fixture(autouse=True)
 def every_third(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dropout that drops every third number of each vector, and scales nothing."""
+    """Replace dropout by one that drops every third number of each vector, without scaling."""
 
     def drop(x: torch.Tensor, p: float) -> torch.Tensor:
         return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) if p > 0 else x
@@ -20,7 +20,7 @@ def every_third(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def inputs(module: nn.Module) -> list[torch.Tensor]:
-    """What the module gets, collected from now on."""
+    """Return a list that collects the module's inputs from now on."""
     seen: list[torch.Tensor] = []
     module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     return seen
@@ -33,7 +33,7 @@ def assert_dropped(x: torch.Tensor, expected: bool = True) -> None:
 
 @pytest.mark.parametrize("p", [0.5, 0.0])
 def test_between_the_layers_of_a_bilstm(build, sentences, p: float) -> None:
-    """On embeddings, on what each layer but the first gets, and on the output."""
+    """Dropout applies to embeddings, to the input of each layer except the first, and to the output."""
     model = build("conv_encoder_tiny", encoder_type="bilstm", encoder_lstm_layers=3, dropout=p).train()
     layers = [[inputs(lstm) for lstm in stack] for stack in model.encoder.stacks]
     source = model.encoder(sentences([5, 5]))
@@ -45,7 +45,7 @@ def test_between_the_layers_of_a_bilstm(build, sentences, p: float) -> None:
 
 @pytest.mark.parametrize("p", [0.5, 0.0])
 def test_between_the_lstms_of_the_decoder(build, sentences, p: float) -> None:
-    """On embeddings, on what each LSTM but the first gets, and on the output."""
+    """Dropout applies to embeddings, to the input of each LSTM except the first, and to the output."""
     model = build("conv_encoder_tiny", decoder_layers=3, dropout=p).train()
     decoder = model.decoder
     seen = [inputs(module) for module in (decoder.attentive, *decoder.upper, decoder.output_projection)]
@@ -56,7 +56,7 @@ def test_between_the_lstms_of_the_decoder(build, sentences, p: float) -> None:
 
 
 def test_on_embeddings_only(build, sentences) -> None:
-    """ "Dropout on the embeddings and decoder outputs": none between convolutions."""
+    """The paper has "dropout on the embeddings and decoder outputs", and none between convolutions."""
     model = build("conv_encoder_tiny", dropout=0.5).train()
     stacks = [[inputs(layer) for layer in stack.convolutions] for stack in (model.encoder.cnn_a, model.encoder.cnn_c)]
     model.encoder(sentences([5, 5]))

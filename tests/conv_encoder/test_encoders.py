@@ -1,4 +1,4 @@
-"""The encoders against the paper's equations, written out for one sentence at a time."""
+"""Compare the encoders with the paper's equations, written out for single sentences."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SMALL = {
 
 
 def embed(model, words: torch.Tensor) -> torch.Tensor:
-    """e_j = w_j + l_j of one sentence without padding."""
+    """Compute e_j = w_j + l_j for one sentence without padding."""
     embedding = model.encoder.embedding
     e = embedding.words(words)
     if embedding.positions is not None:
@@ -29,7 +29,7 @@ def embed(model, words: torch.Tensor) -> torch.Tensor:
 
 
 def stack(cnn, e: torch.Tensor, residual: bool) -> torch.Tensor:
-    """Position by position, zeros around the sentence; a longer half of a window on the right."""
+    """Convolve position by position, with zeros around the sentence; the longer half of a window is on the right."""
     x = cnn.from_embedding(e)
     outputs = [x]
     for layer, shortcut, distance in zip(cnn.convolutions, cnn.shortcuts, cnn.residuals, strict=True):
@@ -56,7 +56,7 @@ def pooled(e: torch.Tensor) -> torch.Tensor:
 
 
 def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
-    """From left to right, in each layer."""
+    """Run each layer from left to right."""
     x = e.unsqueeze(0)
     for layer in encoder.stacks[0]:
         x, _ = layer(x)
@@ -64,7 +64,7 @@ def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
 
 
 def bilstm(encoder, e: torch.Tensor) -> torch.Tensor:
-    """Section 2: the output of each layer is reversed before it is fed into the next, then the outputs are aligned."""
+    """Section 2: reverse the output of each layer before the next layer, then align the outputs."""
     outputs = []
     for stack, start in zip(encoder.stacks, (e, e.flip(0)), strict=True):
         x, backwards = start, start is not e
@@ -122,7 +122,7 @@ def test_encoder(build, sentences, dictionary, name: str, left_pad: bool) -> Non
 
 @pytest.mark.parametrize("options", [{"no_residual": True}, {"encoder_layers": "[(12, 3), (10, 3, 0), (8, 3)]"}])
 def test_every_parameter_is_used(build, sentences, options: dict) -> None:
-    """Or distributed training waits for its gradient for ever."""
+    """Distributed training would wait forever for the gradient of an unused parameter."""
     model = build("conv_encoder_tiny", **{"encoder_layers": "[(12, 3), (10, 3)]", **options})
     source, target = sentences(LENGTHS), sentences([4, 2, 1])
     model(source, None, target)[0].sum().backward()
@@ -131,12 +131,12 @@ def test_every_parameter_is_used(build, sentences, options: dict) -> None:
 
 @pytest.mark.parametrize("encoder", ["convolutional", "pooling", "lstm", "bilstm"])
 def test_autocast(build, sentences, encoder: str) -> None:
-    """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
+    """Under autocast (--amp, here in bfloat16), parameters stay in float32, but products do not."""
     model = build("conv_encoder_tiny", encoder_type=encoder, decoder_layers=2).train()
     for parameter in model.parameters():
-        parameter.data.mul_(0.5)  # or attention is so sharp that rounding decides where it looks
+        parameter.data.mul_(0.5)  # otherwise attention is so sharp that rounding errors decide its position
     source, target = sentences(LENGTHS), sentences([4, 2, 1])
-    # oneDNN's LSTM refuses bfloat16 on processors without it, torch's own does not.
+    # oneDNN's LSTM refuses bfloat16 on CPUs without bfloat16 instructions; torch's own LSTM does not.
     with (
         torch.backends.mkldnn.flags(enabled=torch.cpu._is_avx512_bf16_supported()),
         torch.autocast("cpu", torch.bfloat16),
@@ -151,7 +151,7 @@ def test_autocast(build, sentences, encoder: str) -> None:
 
 
 def test_initialisation(task) -> None:
-    """Section 4.2: uniform within 0.05, biases zero; convolutions by their own law, which has biases."""
+    """Section 4.2: weights are within 0.05, and biases zero; convolutions have another bound, and nonzero biases."""
     _, model = random_model("conv_encoder_iwslt_de_en", task, **SMALL)
     for module in model.modules():
         if isinstance(module, Convolution):
@@ -168,7 +168,7 @@ def test_initialisation(task) -> None:
 
 
 def plain(convolution: Convolution) -> nn.Conv1d:
-    """torch's own with the same function."""
+    """Return torch's convolution with the same function."""
     out_dim, in_dim, kernel = convolution.weight.shape
     layer = nn.Conv1d(in_dim, out_dim, kernel, padding=kernel // 2)
     with torch.no_grad():
@@ -179,7 +179,7 @@ def plain(convolution: Convolution) -> nn.Conv1d:
 
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
 def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> None:
-    """Section 4.3: by the square root of their inputs; the gradient of the layer below is as ever."""
+    """Section 4.3: steps are divided by the root of the input width; the gradient of the layer below is unchanged."""
     torch.manual_seed(1)
     convolution, x = Convolution(16, 8, 3), torch.randn(2, 16, 5, requires_grad=True)
     convolution.reset_parameters()

@@ -1,4 +1,4 @@
-"""An fconv and a convs2s with the same weights."""
+"""An fconv model and a convs2s model with the same weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SMALL = {
 
 @pytest.fixture
 def pair(task: SimpleNamespace, device: torch.device) -> Callable[..., tuple[FConvModel, ConvS2SModel]]:
-    """``pair(option=value, ...)``: both models with the same random weights, in eval mode."""
+    """Return ``pair(option=value, ...)``, which builds both models with the same random weights, in eval mode."""
 
     def pair(**options: Any) -> tuple[FConvModel, ConvS2SModel]:
         args, theirs = random_model("fconv", task, **{**SMALL, **options})

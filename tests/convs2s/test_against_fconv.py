@@ -1,4 +1,4 @@
-"""The whole model against fairseq's fconv, an independent implementation, with the same weights."""
+"""Compare the whole model with fairseq's fconv, an independent implementation, with the same weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_same_function(pair, sentences, options: dict[str, object], left_pad: bo
     expected, attention = theirs(source, None, target)
     logits, extra = ours(source, None, target)
     torch.testing.assert_close(logits, expected)
-    # fairseq divides by the number of all layers, so its attention sums to the share of those that attend.
+    # fairseq divides by the number of all layers, so its attention sums to the share of layers with attention.
     share = attention.sum(dim=-1, keepdim=True)
     torch.testing.assert_close(extra["attn"][0], attention / share)
     torch.testing.assert_close(extra["attn"][0].sum(dim=-1), torch.ones_like(share[..., 0]))
@@ -51,7 +51,7 @@ def test_same_gradient(pair, sentences) -> None:
 
 
 def test_same_dropout_places(pair, sentences, monkeypatch) -> None:
-    """Dropout that drops every third element, whatever the layout in memory, stands in the same places in both."""
+    """A dropout of every third element hits the same places in both models, whatever their memory layouts."""
 
     def two_of_three(x: torch.Tensor, _: int) -> torch.Tensor:
         return torch.arange(x.numel(), device=x.device).view(x.shape) % 3 != 0
@@ -72,7 +72,7 @@ def test_same_dropout_places(pair, sentences, monkeypatch) -> None:
 
 @torch.no_grad()
 def test_ensemble_with_fconv(pair, sentences, dictionary) -> None:
-    """Two models of one function are an ensemble that is that function."""
+    """An ensemble of two models with equal outputs has the same outputs."""
     theirs, ours = pair(decoder_attention="True")
     alone = generate([ours], dictionary, sentences(LENGTHS))
     assert_same(generate([ours, theirs], dictionary, sentences(LENGTHS)), alone)

@@ -1,4 +1,4 @@
-"""The schedule of ConvS2S section 4.2."""
+"""The learning-rate schedule of ConvS2S section 4.2."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairseq_plugins.convs2s.training import AnnealAfterPlateau
 def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,), **options: float) -> AnnealAfterPlateau:
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = FairseqNAG(OmegaConf.create({"lr": list(lr), "momentum": 0.99, "weight_decay": 0.0}), [parameter])
-    cfg = OmegaConf.structured(AnnealAfterPlateauConfig)  # "by an order of magnitude": the default
+    cfg = OmegaConf.structured(AnnealAfterPlateauConfig)  # the default divides "by an order of magnitude"
     for name, value in {"lr": list(lr), **options}.items():
         OmegaConf.update(cfg, name, value)
     OmegaConf.update(cfg, "maximize_best_checkpoint_metric", maximize)
@@ -27,7 +27,7 @@ def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,), **options:
 def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
     scheduler = schedule()
     assert scheduler.optimizer.get_lr() == 0.25
-    # The fourth epoch is the first that does not improve; the fifth improves, and the rate falls all the same.
+    # The fourth epoch is the first without improvement; the rate keeps falling although the fifth epoch improves.
     losses = [9.0, 8.0, 7.0, 7.0, 6.0, 5.0]
     rates = [scheduler.step(epoch, loss) for epoch, loss in enumerate(losses, start=1)]
     assert rates == pytest.approx([0.25, 0.25, 0.25, 0.025, 0.0025, 0.00025])
@@ -35,7 +35,7 @@ def test_divides_after_every_epoch_once_validation_has_not_improved() -> None:
 
 
 @pytest.mark.parametrize("larger_is_better", [False, True])
-def test_a_recipe_for_hydra_says_the_rate_and_what_is_better_elsewhere(larger_is_better: bool) -> None:
+def test_hydra_gives_the_rate_and_the_metric_in_other_groups(larger_is_better: bool) -> None:
     cfg = OmegaConf.create(
         {
             "optimization": {"lr": [0.5]},
@@ -51,13 +51,13 @@ def test_a_recipe_for_hydra_says_the_rate_and_what_is_better_elsewhere(larger_is
 
 
 def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:
-    """As fairseq's trainer does."""
+    """Run an epoch as fairseq's trainer does."""
     scheduler.step_begin_epoch(epoch)
     return scheduler.step(epoch, loss)
 
 
-def test_an_epoch_without_validation_cannot_start_the_fall_and_does_not_stop_it() -> None:
-    """With --validate-interval 2: "after each epoch", once perplexity has stopped improving."""
+def test_an_epoch_without_validation_neither_starts_nor_stops_the_fall() -> None:
+    """With --validate-interval 2, the rate falls "after each epoch" once perplexity has stopped improving."""
     scheduler = schedule()
     losses = [None, 9.0, None, 9.5, None, 8.0, None]
     rates = [run_epoch(scheduler, epoch, loss) for epoch, loss in enumerate(losses, start=1)]
@@ -75,8 +75,8 @@ def test_resumes() -> None:
     assert rates + [resumed.step(epoch, loss) for epoch, loss in enumerate(losses[3:])] == pytest.approx(expected)
 
 
-def test_another_rate_for_a_resume_is_not_passed_over_in_silence(caplog: pytest.LogCaptureFixture) -> None:
-    """Also in a second resume; those of older checkpoints, which do not say what they began with, are not judged."""
+def test_another_rate_for_a_resume_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    """A second resume warns, too; old checkpoints do not record their first rate, so they cause no warning."""
     first, same, other, third, old = schedule(), schedule(), schedule(lr=(0.01,)), schedule(lr=(0.01,)), schedule()
     run_epoch(first, 1, 9.0)
     run_epoch(first, 2, 9.5)
@@ -92,11 +92,11 @@ def test_another_rate_for_a_resume_is_not_passed_over_in_silence(caplog: pytest.
 
 @pytest.mark.parametrize("within", [False, True], ids=["between epochs", "within an epoch"])
 def test_resumes_without_validation(within: bool) -> None:
-    """fairseq's calls for the epoch to go on with are no ends of it; that for the one before, made up for, is."""
+    """fairseq's calls for the resumed epoch do not end the epoch, but its late call for the epoch before does."""
     straight, resumed = schedule(), schedule()
     for epoch, loss in enumerate([9.0, 9.5, None], start=1):
         run_epoch(straight, epoch, loss)
-    run_epoch(resumed, 9, 9.0)  # which is forgotten
+    run_epoch(resumed, 9, 9.0)  # forgotten after loading
     resumed.step_begin_epoch(10)
     resumed.load_state_dict(straight.state_dict())
     epoch = 4 if within else 5
@@ -108,7 +108,7 @@ def test_resumes_without_validation(within: bool) -> None:
 
 
 def test_the_state_of_another_schedule_is_refused() -> None:
-    """That of fairseq's fixed one, and of inverse_sqrt."""
+    """The states of fairseq's schedules `fixed` and `inverse_sqrt` are refused."""
     for state in ({"lr": 0.1}, {"best": None}):
         with pytest.raises(ValueError, match="--reset-lr-scheduler"):
             schedule().load_state_dict(state)

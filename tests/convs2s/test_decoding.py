@@ -68,7 +68,7 @@ def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:
         close(actual, expected)
 
 
-def test_windows_give_what_sentences_give() -> None:
+def test_convolved_windows_equal_convolved_sentences() -> None:
     torch.manual_seed(1)
     convolution = GatedConvolution(3, 2, kernel=4, causal=True)
     convolution.bias.data.normal_()

@@ -31,14 +31,14 @@ def test_everything_but_embeddings_is_weight_normalised(build) -> None:
 )
 def test_maps_behind_dropout_are_drawn_smaller(build, part: str, kept: float) -> None:
     module: nn.Module = build("convs2s_tiny", dropout=0.75).get_submodule(part)
-    weight = module.weight  # of a convolution: (kernel, width, twice the width)
+    weight = module.weight  # a convolution's has the shape (kernel, width, twice the width)
     gain, inputs = (4, weight.size(0) * weight.size(1)) if weight.dim() == 3 else (1, weight.size(1))
     assert float(weight.std()) == pytest.approx(math.sqrt(gain * kept / inputs), rel=0.1)
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_all_biases_are_zero_at_first(task, tied: bool) -> None:
-    """Also that of an output layer whose weights are the embeddings."""
+    """Biases of an output layer that shares its weights with the embeddings are zero, too."""
     _, model = random_model("convs2s_tiny", task, share_input_output_embed=tied)
     biases = [value for name, value in model.named_parameters() if name.endswith("bias")]
     assert len(biases) > 10

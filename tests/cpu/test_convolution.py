@@ -1,4 +1,4 @@
-"""Each form of the convolutions, for all positions and in pairs of steps, against torch's in float64."""
+"""Each form of the convolutions, for all positions and in pairs of steps, compared with torch's in float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models with fast forms against the same models in float64, which has no fast forms."""
+"""Models with fast forms, compared with the same models in float64, which have no fast forms."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch
 
-# Sizes and lengths that use every fast form.
+# These sizes and lengths use every fast form.
 SIZES = {
     "convs2s_tiny": {"encoder_layers": "[(512, 3)] * 2", "decoder_layers": "[(512, 3)] * 2"},
     "weighted_transformer_tiny": {},

@@ -1,4 +1,4 @@
-"""Products by oneDNN and block-diagonal products against torch's, in values and gradients."""
+"""Products by oneDNN and block-diagonal products, compared with torch's in values and gradients."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def cpuinfo(maker: str, family: int) -> str:
     ],
 )
 def test_the_choice_of_the_library(monkeypatch, choice: str, processor: str, chosen: bool) -> None:
-    """It depends on the CPU only, because the libraries round differently and a resumed training must not change."""
+    """The choice depends on the CPU only: libraries round differently, and a resumed training must not change."""
     monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", choice)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: processor)
     assert onednn_is_faster.__wrapped__() is chosen

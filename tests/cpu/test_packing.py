@@ -1,4 +1,4 @@
-"""Packed products against float64, and packing of changed weights."""
+"""Packed products, compared with float64, and packing of changed weights."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def layer(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 7, 80])
 @torch.no_grad()
 def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
-    """Bounds: half a unit in the last place of weights, inputs and outputs; in int8 half a step of both factors."""
+    """Bounds: half a unit in the last place of weights, inputs and outputs; in int8, half a step of both factors."""
     if precision not in SUPPORTED:
         pytest.skip(f"this processor has no {precision}")
     weight, bias = layer()
     x = torch.randn(rows, 64)
     exact = F.linear(x.double(), weight.double(), bias.double())
-    products = F.linear(x.abs(), weight.abs(), bias.abs())  # reference of relative errors
+    products = F.linear(x.abs(), weight.abs(), bias.abs())  # relative errors refer to these numbers
     step = (x.max() - x.min()) / (255 if torch.cpu._is_vnni_supported() else 127)
     steps = F.linear(torch.ones(rows, 64), weight.abs()) * step
     steps += F.linear(x.abs() + step, weight.abs().amax(1, keepdim=True).expand(-1, 64)) / 127
@@ -52,7 +52,7 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
     assert y.dtype == torch.float32
     assert ((y - exact).abs() <= bound).all()
     if precision != "float32":
-        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # the product is not float32
+        assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # the precision is lower than float32
 
 
 def test_a_row_of_zeros_has_a_step_size() -> None:
@@ -205,7 +205,7 @@ def test_a_copy_packs_the_same(precision: str, copied: Callable[[PackedWeightCac
 @pytest.mark.parametrize("precision", SUPPORTED)
 @torch.no_grad()
 def test_numbers_that_are_not_finite(precision: str, broken: float) -> None:
-    """They affect only the outputs of their own row, of the input or of the weight, as in float32."""
+    """Infinity or NaN in a row of the input or of the weight affects only the outputs of this row, as in float32."""
     generator = torch.Generator().manual_seed(1)
     x, weight = torch.randn(2, 5, 64, generator=generator), torch.rand(96, 64, generator=generator) + 0.5
     weight[::2] *= -1

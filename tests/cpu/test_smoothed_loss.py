@@ -1,4 +1,4 @@
-"""The label-smoothed loss in one pass beside fairseq's, in value and gradient."""
+"""The label-smoothed loss in one pass, compared with fairseq's in value and gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PADDING = 1
 
 
 def case(size: int, dtype: torch.dtype, positions: int = 11) -> tuple[Tensor, Tensor]:
-    """Logits far from zero, and targets of which the second is padding."""
+    """Return logits far from zero, and targets of which the second is padding."""
     torch.manual_seed(1)
     target = torch.randint(PADDING + 1, size, (positions,))
     target[1] = PADDING
@@ -55,7 +55,7 @@ def test_it_is_fairseqs(
 
 
 def test_it_is_as_exact_as_fairseqs() -> None:
-    """Beside float64, for a large vocabulary; logits that all lie far from zero cost no digits."""
+    """The error against float64 is at most 1e-6 or twice fairseq's, for a large vocabulary and logits far from zero."""
     logits, target = case(32000, torch.float32)
     exact = plain(torch.log_softmax(logits.double(), -1), target, 0.1, PADDING)
     theirs = plain(torch.log_softmax(logits, -1), target, 0.1, PADDING)
@@ -64,7 +64,7 @@ def test_it_is_as_exact_as_fairseqs() -> None:
 
 
 def test_very_unlikely_targets() -> None:
-    """The logarithm is not that of a probability, which would be zero."""
+    """The loss is not computed as the logarithm of a probability, which would be rounded to zero."""
     logits = torch.zeros(1, 10)
     logits[0, 3] = 500
     loss, nll = label_smoothed_nll_loss(logits, torch.tensor([4]), 0.1, PADDING)
@@ -89,7 +89,7 @@ def criterion(**options) -> LabelSmoothedCrossEntropyCriterion:
 @pytest.mark.parametrize("options", [{}, {"ignore_prefix_size": 1}])
 @pytest.mark.parametrize("reduce", [True, False])
 def test_in_a_criterion(build, sentences, architecture: str, options, reduce: bool, monkeypatch) -> None:
-    """Losses, logs and gradients are those of the criterion as fairseq ships it."""
+    """Losses, logs and gradients equal those of fairseq's original criterion."""
     model = build(architecture, dropout=0.0).train()
     target = sentences([4, 2])
     inputs = {"src_tokens": sentences([5, 3]), "src_lengths": torch.tensor([5, 3]), "prev_output_tokens": target}
@@ -109,7 +109,7 @@ def test_in_a_criterion(build, sentences, architecture: str, options, reduce: bo
 
 
 def test_another_softmax_stays(build, sentences, architecture: str) -> None:
-    """A model with probabilities of its own is trained with these."""
+    """The loss of a model with its own probability function uses these probabilities."""
     model = build(architecture)
     decoder = model.decoder
 

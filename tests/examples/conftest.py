@@ -11,13 +11,13 @@ import pytest
 
 from tests.commands import ROOT
 
-sys.path.append(str(ROOT / "examples" / "prepare"))  # its modules import each other by their names
+sys.path.append(str(ROOT / "examples" / "prepare"))  # scripts of the examples import each other by name
 
 
 class Server(ThreadingHTTPServer):
-    """Serves ``files``; ``breaks`` drops connections half-way, and without ``ranges`` it always sends whole files.
+    """Serve ``files``; ``breaks`` drops connections half-way, and without ``ranges`` whole files are sent.
 
-    Without ``sizes`` it sends chunks without a total length.
+    Without ``sizes``, the server sends chunks without a total length.
     """
 
     files: dict[str, bytes]

@@ -1,4 +1,4 @@
-"""Downloads that lose their connection, resume, or have another content."""
+"""Downloads that lose their connection, resume, or have unexpected content."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ranges", [True, False])
-def test_a_download_goes_on_where_it_broke_off(server: Server, tmp_path: Path, ranges: bool) -> None:
+def test_a_download_resumes_where_it_stopped(server: Server, tmp_path: Path, ranges: bool) -> None:
     path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
     with pytest.raises(OSError, match=f"{len(CONTENT) // 2} of {len(CONTENT)} bytes"):
         download(url(server), path, SHA256)
@@ -55,13 +55,15 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
         download(nobody, tmp_path / "nothing")
 
 
-def test_a_file_that_may_be_another_one_is_not_continued(server: Server, tmp_path: Path) -> None:
+def test_a_file_that_may_have_changed_is_not_continued(server: Server, tmp_path: Path) -> None:
     (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
     download(url(server), tmp_path / "file.bin")
     assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
-def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_downloads_of_a_file_are_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fetch = downloads._fetch
 
     def meanwhile(*words: object) -> int | None:
@@ -75,8 +77,8 @@ def test_one_download_of_a_file_at_a_time(server: Server, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("made", [os.mkfifo, Path.mkdir])
-def test_a_pipe_or_folder_in_the_place_of_a_download_is_named(server: Server, tmp_path: Path, made: Any) -> None:
-    """Reading a pipe would block."""
+def test_a_pipe_or_folder_at_the_path_of_a_download_is_named(server: Server, tmp_path: Path, made: Any) -> None:
+    """The error comes at once, because reading a pipe would block."""
     made(tmp_path / "file.bin")
     with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
         download(url(server), tmp_path / "file.bin", SHA256)

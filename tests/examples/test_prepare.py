@@ -1,4 +1,4 @@
-"""Preparation of a corpus: downloads, the order of steps, and resuming."""
+"""Preparation of a corpus: downloads, the order of the steps, and resuming."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
 
 
-def test_a_miniature_is_not_taken_for_the_corpus(tmp_path: Path) -> None:
-    """Both have words only, so nothing else distinguishes them."""
+def test_a_miniature_is_not_accepted_as_the_corpus(tmp_path: Path) -> None:
+    """Neither has subwords, so only the settings distinguish a miniature from the corpus."""
     own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(CORPORA, "gigaword", own)
@@ -49,7 +49,7 @@ def archive(files: dict[str, bytes]) -> bytes:
 
 
 def small(server: Server, **options: object) -> Corpus:
-    """A corpus with a training text in an archive, and a test text without one."""
+    """Describe a corpus with a training text in an archive, and a test text without one."""
     rows = [f"word{number % 7} tail {number}" for number in range(60)]
     lines = "".join(row + "\n" for row in rows).encode()
     server.files["/train.tgz"] = archive({"./in/train.en": lines, "in/train.de": lines.upper(), "../evil": b"x"})
@@ -61,7 +61,7 @@ def small(server: Server, **options: object) -> Corpus:
 
 
 def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
-    """For example wmt15/test.tgz and wmt13/test.tgz; also after one of them has been unpacked."""
+    """Archives such as wmt15/test.tgz and wmt13/test.tgz share a name, also after one of them has been unpacked."""
     texts = {}
     for folder in ("wmt13", "wmt15"):
         server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
@@ -73,7 +73,7 @@ def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
         assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
         (tmp_path / missing).unlink()
     asked = len(server.asked)
-    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # the names stay the same if one archive is not needed
+    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # names do not change if one archive is not needed
     assert len(server.asked) == asked
 
 
@@ -85,7 +85,7 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     fetch([*described.files()], orig, [*described.files()])
     assert (orig / "test.en").read_text() == "mine\n"
     assert (orig / "in" / "train.de").read_text().startswith("WORD0 TAIL 0\n")
-    assert len(server.asked) == 2  # the archive once, and test.de
+    assert len(server.asked) == 2  # the archive is fetched once, and test.de
     assert (orig / "train.tgz").exists()
     assert not (tmp_path / "evil").exists()
     fetch([*described.files()], orig, [*described.files()])
@@ -97,8 +97,8 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("no_binarising")
-def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped within each step, the preparation gives the same text, and repeats no finished step."""
+def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped within any step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
     for name in ("straight", "stopped"):
         (tmp_path / name / "orig").mkdir(parents=True)
@@ -115,7 +115,7 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
             with pytest.raises(KeyboardInterrupt):
                 prepare(described, out, out / "orig")
     before = {path: path.stat().st_ino for path in out.rglob("*.en") if path.parent != out / "orig"}
-    (out / "train.en").rename(out / "train.en.partial")  # as if the segmentation of this file had been stopped
+    (out / "train.en").rename(out / "train.en.partial")  # as if segmenting this file had been stopped
     prepare(described, out, out / "orig")
     again = {path.relative_to(out).as_posix() for path, inode in before.items() if path.stat().st_ino != inode}
     assert again <= {"train.en", "tmp/test.en"}
@@ -130,7 +130,7 @@ def test_an_interrupted_preparation_goes_on(server: Server, tmp_path: Path, monk
 
 @pytest.mark.usefixtures("no_binarising")
 def test_other_text_under_the_same_names(tmp_path: Path) -> None:
-    """Texts without checksums are compared; a project may move, and records of earlier versions are accepted."""
+    """Texts without checksums are compared; a project may be moved, and records of earlier versions are accepted."""
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         for language in ("en", "de"):
@@ -156,8 +156,10 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_binarising")
-def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only needed files are required; a mistyped folder does not start a download."""
+def test_files_of_finished_steps_may_be_missing(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only files that are still needed must exist, and a mistyped folder does not start a download."""
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
     (tmp_path / "orig").rename(tmp_path / "moved")
@@ -177,15 +179,15 @@ def test_what_has_been_read_may_have_gone(server: Server, tmp_path: Path, monkey
 @pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
 @pytest.mark.parametrize("name", ["a", "a.gz"])
 def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
-    """Also if the published name ends in .gz; if both exist, the named file is used."""
+    """The published name may end in .gz, too; if both files exist, the named file is used."""
     for each in there.split():
         (tmp_path / each).touch()
     assert File(name).place(tmp_path).name == place.format(name)
 
 
 @pytest.mark.usefixtures("no_binarising")
-def test_apostrophes_of_the_talks(tmp_path: Path) -> None:
-    """Like fairseq's script: straight apostrophes in test parts, but not in references."""
+def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
+    """As in fairseq's script, test parts have straight apostrophes, but references keep theirs."""
     for name in ("train.tags.en", "train.tags.de"):
         (tmp_path / name).write_text("it\u2019s so\n" * 30)
     for name in ("IWSLT14.en.xml", "IWSLT14.de.xml"):
@@ -200,7 +202,7 @@ def test_apostrophes_of_the_talks(tmp_path: Path) -> None:
 
 
 def test_pairs_are_cleaned(tmp_path: Path) -> None:
-    """Both sides need 1 to 4 words, and similar lengths."""
+    """Both sides of a pair must have 1 to 4 words, and similar lengths."""
     lengths = [(0, 1), (1, 1), (2, 3), (2, 4), (3, 4), (4, 5)]
     for language, side in zip(("en", "de"), zip(*lengths, strict=True), strict=True):
         corpus.tokens_of(tmp_path, "train", 0, language).write_text("".join("w " * n + "\n" for n in side))
@@ -230,13 +232,13 @@ def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
             prepare(small(server), out, tmp_path / "orig")
 
 
-def test_what_cannot_be_downloaded_is_asked_for(tmp_path: Path) -> None:
+def test_the_error_names_files_that_must_be_downloaded_by_hand(tmp_path: Path) -> None:
     assert "/orig/sumdata/train/train.article.txt is missing. It is under a licence" in call("gigaword", tmp_path)
     assert "/mistyped is not a folder" in call("iwslt14_de_en", tmp_path / "out", "--orig", tmp_path / "mistyped")
 
 
 @pytest.mark.parametrize("name", sorted(CORPORA))
-def test_every_download_is_described_rightly(name: str) -> None:
+def test_every_download_has_a_valid_description(name: str) -> None:
     """Each address has one checksum in the right form; all paths are relative."""
     sums: dict[str, set[str | None]] = {}
     for file in CORPORA[name].files():

@@ -12,8 +12,8 @@ from tests.commands import ROOT
 refuse_other_settings = runpy.run_path(str(ROOT / "examples" / "recorded_settings.py"))["refuse_other_settings"]
 
 
-def test_what_is_there_is_of_the_same_settings(tmp_path: Path) -> None:
-    """Without results, as after a failed call, other settings are allowed."""
+def test_existing_results_must_have_the_same_settings(tmp_path: Path) -> None:
+    """Other settings are allowed if there are no results, for example after a failed call."""
     record, made = tmp_path / "record.json", tmp_path / "made"
     refuse_other_settings(record, {"data": tmp_path}, tmp_path.glob("made"))
     refuse_other_settings(record, {"data": "b"}, tmp_path.glob("made"))

@@ -1,4 +1,4 @@
-"""Exports start from a checkpoint, on a CPU."""
+"""Exports from checkpoints on a CPU."""
 
 from __future__ import annotations
 

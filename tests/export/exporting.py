@@ -14,7 +14,7 @@ from torch import Tensor
 from fairseq_plugins.export.model import write_folder
 from fairseq_plugins.search.generator import FastBeamSearch
 
-TIE = 1e-4  # in nats: closer scores may be rounded either way
+TIE = 1e-4  # in nats: hypotheses with closer scores may change places by rounding
 
 
 def export(model: Any, folder: Path, dictionary: Dictionary, **options: Any) -> Path:
@@ -31,7 +31,7 @@ def lines_of(lengths: list[int], words: int, seed: int = 3) -> list[str]:
 
 
 def collated(lines: list[str], dictionary: Dictionary) -> Tensor:
-    """Return a batch as in fairseq, padded on the left."""
+    """Return a batch as fairseq collates it, padded on the left."""
     tokens = [dictionary.encode_line(line, add_if_not_exist=False).long() for line in lines]
     batch: Tensor = data_utils.collate_tokens(tokens, dictionary.pad(), left_pad=True)
     return batch
@@ -49,7 +49,7 @@ def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any)
 
 
 def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], dictionary: Dictionary) -> None:
-    """Compare lists of translations, allowing another order of scores that differ only by rounding."""
+    """Compare lists of translations, except for the order of scores that differ only by rounding."""
     for mine, theirs in zip(actual, expected, strict=True):
         scores = [float(each["score"]) for each in theirs]
         assert len(mine) == len(theirs)

@@ -1,4 +1,4 @@
-"""Exported programs and their search against `translation_fast` with the same model."""
+"""Exported programs and their search, compared with `translation_fast` and the same model."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "no words": {"beam": 2, "min_len": 0, "max_len_b": 0},
 }
 WIDE = {"embed_dim": 512, "ffn_embed_dim": 2048}
-NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # names in the generator
+NAMES = {"beam": "beam_size", "lenpen": "len_penalty", "unkpen": "unk_penalty"}  # the generator's names
 
 with_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="a CPU without VNNI")
 
@@ -97,7 +97,7 @@ def test_all_models(variant: str, build: Callable[..., Any], dictionary: Diction
 
 @pytest.mark.parametrize("part", ["encoder", "decoder"])
 def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_path) -> None:
-    """It may compute something else than the program of its base class."""
+    """A derived part may compute something else than the program of its base class."""
     model = build(architecture)
     module = getattr(model, part)
     module.__class__ = type("Derived", (type(module),), {})
@@ -121,7 +121,7 @@ def test_all_searches(options, build, architecture, dictionary, tmp_path) -> Non
     ),
 )
 def test_all_presets(preset: str, build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
-    model = build(preset, enlivened=not preset.startswith("convs2s"))  # of many layers; few say little without it
+    model = build(preset, enlivened=not preset.startswith("convs2s"))  # deep models amplify rounding
     check(export(model, tmp_path / "out", dictionary), model, dictionary, SEARCHES["beam 4"])
 
 
@@ -144,14 +144,14 @@ def test_candidates(build, architecture, int8, dictionary, tmp_path) -> None:
 
 
 def test_positions_are_those_of_the_model_and_of_the_task(build, dictionary, tmp_path) -> None:
-    """The smaller number applies."""
+    """The smaller limit, of the model or of the task, applies."""
     for longest, expected in ((20, 20), (1000, 64)):
         folder = export(build("convs2s_tiny"), tmp_path / str(longest), dictionary, longest_source=longest)
         assert json.loads((folder / "config.json").read_text())["source_positions"] == expected
 
 
 @pytest.mark.parametrize("words", [5, 6, 7, 9, 10, 11])
-def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -> None:
+def test_the_fewest_candidates_for_a_beam(words, build, dictionary, tmp_path) -> None:
     """A beam of 4 needs 5 words; with at least 11 words, a step returns the best 2k + 3."""
     always = torch.arange(len(dictionary)) < words
     candidates = Candidates(torch.zeros(len(dictionary), 1, dtype=torch.int64), always)
@@ -161,7 +161,7 @@ def test_as_few_candidates_as_a_beam_needs(words, build, dictionary, tmp_path) -
 
 
 def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: Dictionary, tmp_path: Path) -> None:
-    """Compare the scores of words that both find; weights have a quarter of their size."""
+    """Compare scores of words that both searches find; int8 weights have a quarter of float32's size."""
     model = build(architecture)
     exact, rounded = (export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8"))
     lines = lines_of(LENGTHS, WORDS)
@@ -178,10 +178,10 @@ def test_int8_is_near(build: Callable[..., Any], architecture: str, dictionary: 
 def test_sums_of_int8_do_not_overflow(
     build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sums beyond 16 bits are exact with VNNI, and with the unsigned weights that other CPUs need.
+    """Sums beyond 16 bits are exact with VNNI, and also with the unsigned weights that other CPUs need.
 
-    All inputs of an output are large, and all its weights are equal.  Layers have equal matrices, which are stored
-    separately nevertheless.
+    All inputs of an output are large, and all its weights are equal.  Layers have equal matrices, which are
+    stored separately nevertheless.
     """
     model = build("weighted_transformer_tiny", branch_weights="uniform")
     numbers = torch.randn_like(model.encoder.layers[0].branches.second.weight[:, :1]) / 64
@@ -226,7 +226,7 @@ def test_sums_overflow_without_vnni() -> None:
 
 @with_vnni
 def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_path: Path) -> None:
-    """int8 takes less CPU time than float32; without VNNI it may not."""
+    """Products in int8 take less CPU time than those in float32; without VNNI they may not."""
     sizes = {f"{side}_{size}": width for side in ("encoder", "decoder") for size, width in WIDE.items()}
     model = build("weighted_transformer_tiny", **sizes)
     lines = lines_of([20] * 40, WORDS)
@@ -245,8 +245,8 @@ def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_p
     assert statistics.median(ratios) > 1.5
 
 
-def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
-    """An unknown word becomes the most attended source word, or its entry in the dictionary."""
+def test_replacement_by_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
+    """An unknown word is replaced by the most attended source word, or by its entry in the dictionary."""
     model = build(architecture)
     lines = lines_of([7, 4], WORDS)
     translator = translate.Translator(export(model, tmp_path / "out", dictionary), 1)
@@ -266,7 +266,7 @@ def test_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
 
 
 def test_the_attention(build, architecture, dictionary, tmp_path) -> None:
-    """To all source words and the end, of each layer that a family gives; their sum is fairseq's, up to a factor."""
+    """Layers attend to all source words and the end; the sum over layers is fairseq's attention, up to a factor."""
     model = build(architecture)
     lines = [*lines_of([7, 4, 9], WORDS), " "]
     translator = translate.Translator(export(model, tmp_path / "out", dictionary), 1)

@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> 
 
 @pytest.fixture(scope="module")
 def full_folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
-    """Export a model with codes and candidates, whose steps attend to earlier ones."""
+    """Export a model with codes and candidates, whose steps attend to earlier steps."""
     path = tmp_path_factory.mktemp("exported")
     (path / "codes").write_text("#version: 0.2\nw 1</w>\n")
     tables = torch.arange(len(dictionary)).unsqueeze(1)
@@ -73,8 +73,8 @@ def run(
     return subprocess.run(list(map(str, command)), input=stdin, capture_output=True, check=False, env=env)
 
 
-def test_a_line_for_each_line(folder: Path) -> None:
-    """Any line gets one; the standard input, a file, small buffers and Python give the same translations."""
+def test_each_line_has_a_translation(folder: Path) -> None:
+    """Each line has one translation, the same for the standard input, a file, small buffers and Python."""
     text = "\n".join(LINES).encode() + b"\nw1\xff w2"
     result = run(folder, stdin=text)
     assert result.returncode == 0, result.stderr.decode()
@@ -84,7 +84,7 @@ def test_a_line_for_each_line(folder: Path) -> None:
     assert "truncated from 300 to 63" in result.stderr.decode()
     assert re.findall(r"line (\d+) is not UTF-8", result.stderr.decode()) == ["11"]
     (folder.parent / "text").write_bytes(text)
-    for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # none is one
+    for words in (["--buffer", 0], ["--buffer", 2], ["--threads", 3, "--max-tokens", 10]):  # 0 counts as 1
         again = run(folder, *words, "--input", folder.parent / "text")
         assert (again.stdout, b"line 11 is not UTF-8" in again.stderr) == (result.stdout, True)
     translated = translate.Translator(folder, 1).translate([*LINES, "w1\ufffd w2"], max_len_b=30)
@@ -115,7 +115,7 @@ def test_nothing_is_left_in_the_home_folder(folder: Path, tmp_path: Path) -> Non
     [("<&-", rb"closed"), (">&-", rb"closed"), (">/dev/full", rb"No space left"), ("2>&-", rb"")],
 )
 def test_closed_and_full_streams(streams: str, error: bytes, folder: Path) -> None:
-    """The error is one line; without stderr, the text is translated with or without warnings."""
+    """The error is one line; with a closed stderr, the text is translated, with or without warnings."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = ["sh", "-c", f'exec "$0" -I "$1" {streams}', sys.executable, folder / "translate.py"]
     for text in (b"w1\n", b"\xe9\n"):
@@ -128,7 +128,7 @@ def test_closed_and_full_streams(streams: str, error: bytes, folder: Path) -> No
 
 
 def test_too_little_memory(folder: Path) -> None:
-    """The error names options, not a file."""
+    """The error names options that reduce memory, not a file."""
     (folder.parent / "many").write_text("w1 w2 w3 w4 w5 w6 w7 w8 w9\n" * 9000)
     command = ["sh", "-c", 'ulimit -v 800000; exec "$0" "$@"', sys.executable, "-I", folder / "translate.py"]
     options = ["--threads", "1", "--max-tokens", "1000000", "--beam", "30", "--buffer", "9000"]
@@ -136,7 +136,7 @@ def test_too_little_memory(folder: Path) -> None:
         [*command, *options, "--input", folder.parent / "many"],
         capture_output=True,
         check=False,
-        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's take memory for each core
+        env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # numpy's threads allocate memory for each core
     )
     assert result.returncode == 1
     message = r"translate\.py: error: out of memory: .*--max-tokens.*\n"
@@ -160,13 +160,13 @@ def test_an_interrupt_in_one_of_several_batches(folder: Path) -> None:
     text.write_text("w1 w2 w3 w4 w5\n" * 60 + "w1 w2 w3 w4\n" * 30_000)
     with subprocess.Popen([*command, "--input", text, "--min-len", "40"], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
-        process.stdout.readline()  # the second sixty are under way
+        process.stdout.readline()  # sixty translations are done, and the second sixty are in progress
         process.send_signal(signal.SIGINT)
         assert process.wait(5) == -signal.SIGINT
 
 
-def test_a_reader_that_leaves(folder: Path) -> None:
-    """With `| head -1` the process exits silently."""
+def test_a_reader_that_exits(folder: Path) -> None:
+    """With a reader like `head -1`, the process exits silently."""
     (folder.parent / "many").write_text("w1 w2\n" * 1000)
     command = [sys.executable, folder / "translate.py", "--input", folder.parent / "many", "--buffer", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
@@ -209,7 +209,7 @@ def test_invalid_options(options: dict[str, Any], folder: Path) -> None:
 
 
 def test_subwords_and_tokens(tmp_path: Path) -> None:
-    """Moses' tokens and subwords equal fairseq's in both directions; a very long word takes little time."""
+    """Moses tokens and subwords are those of fairseq in both directions; a very long word takes little time."""
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nt h\nth e</w>\n")
     words = Dictionary()
@@ -228,7 +228,7 @@ def test_subwords_and_tokens(tmp_path: Path) -> None:
 
 
 def spoil(path: Path, chance: random.Random) -> str:
-    """Damage a file by accident or malice, and describe the damage."""
+    """Damage a file accidentally or maliciously, and describe the damage."""
     content, kind = (
         bytearray(path.read_bytes()),
         chance.choice(["bit", "cut", "grow", "zeros", "gone", "other", "folder"]),
@@ -279,7 +279,7 @@ def test_spoiled_files(number: int, folder: Path, full_folder: Path, tmp_path: P
     ("name", "output"), [("source.onnx", "source0"), ("step.onnx", "scores"), ("step.onnx", "new0")]
 )
 def test_programs_with_other_output_names(name: str, output: str, full_folder: Path, tmp_path: Path) -> None:
-    """The programs are incompatible, although all checksums match."""
+    """The programs do not fit together, although all checksums match."""
     place = shutil.copytree(full_folder, tmp_path / "out")
     graph = onnx.load(place / name, load_external_data=False)
     next(each for each in graph.graph.output if each.name == output).name = "other"
@@ -312,7 +312,7 @@ def test_wrong_config(name: str, value: object, folder: Path, tmp_path: Path) ->
 
 
 def check_config(content: str, folder: Path, tmp_path: Path) -> None:
-    """The error is one line, with and without matching checksums."""
+    """Check that the error is one line, with and without matching checksums."""
     out = shutil.copytree(folder, tmp_path / "out")
     sums = out / "SHA256SUMS"
     before = hashlib.sha256((out / "config.json").read_bytes()).hexdigest()

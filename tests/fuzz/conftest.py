@@ -1,4 +1,4 @@
-"""Every test here runs within limits."""
+"""Every fuzz test runs within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def within_limits() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def file() -> Iterator[Path]:
-    """Return a file in a folder of its own, in memory: each write to a disk would wait."""
+    """Return a file in a folder of its own, in memory, because writes to a disk would take long."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder, "file")

@@ -1,4 +1,4 @@
-"""Damaged and hostile checkpoints: read by fairseq with the plugin, and converted by ``import-fconv``."""
+"""Damaged and hostile checkpoints, read by fairseq with the plugin, and converted by ``import-fconv``."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ OPCODES = [
     *(b"c" + "\n".join(name.rsplit(".", 1)).encode() + b"\n" for name in GLOBALS.split()),
     *(bytes([code]) for code in b"()]}ltdRbo\x81ea\x85\x86\x87su0N\x88\x89Q.2"),
     *(b"K\x00", b"K\x01", b"J\xff\xff\xff\x7f", b"\x8a\x08" + b"\x7f" * 8, b"G" + b"\x7f" * 8),  # numbers
-    *(b"q\x00", b"h\x00", b"r\xff\xff\xff\x7f"),  # memory
+    *(b"q\x00", b"h\x00", b"r\xff\xff\xff\x7f"),  # operations on pickle's memo
     *(b"X" + len(text).to_bytes(4, "little") + text.encode() for text in ("", "0", "i8", "O8", "cpu", "storage", "x")),
-    *(b"X\xff\xff\xff\x7fa", b"B\xff\xff\xff\x7fa"),  # more text than there is
+    *(b"X\xff\xff\xff\x7fa", b"B\xff\xff\xff\x7fa"),  # a length beyond the end of the text
 ]  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def program(random: Random) -> bytes:
 
 @pytest.fixture(scope="module")
 def state() -> dict[str, Any]:
-    """Return a checkpoint of fairseq's fconv with the parts of old ones."""
+    """Return a checkpoint of fairseq's fconv with the parts that old checkpoints have."""
     args = argparse.Namespace(**OPTIONS)
     ARCH_CONFIG_REGISTRY["fconv"](args)
     task = argparse.Namespace(source_dictionary=Dictionary(), target_dictionary=Dictionary())
@@ -95,7 +95,7 @@ def changed(data: bytes, random: Random) -> bytes:
 
 
 def with_pickle(archive: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """Return the archive with another ``data.pkl`` and right checksums, so that torch reads it."""
+    """Return the archive with another ``data.pkl`` and matching checksums, so that torch reads it."""
     file = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(archive)) as before, zipfile.ZipFile(file, "w") as after:
         for name in before.namelist():
@@ -108,7 +108,7 @@ Checkpoints = Callable[[Random], bytes]
 
 
 def hostile(state: dict[str, Any]) -> Checkpoints:
-    """Return a source of checkpoints in both of torch's formats, damaged anywhere or in their pickle, or a program."""
+    """Return a function that makes checkpoints in both of torch's formats, damaged or with a hostile program."""
     new, old = saved(state), saved(state, _use_new_zipfile_serialization=False)
     kinds: list[Checkpoints] = [
         lambda random: with_pickle(new, lambda data: changed(data, random)),
@@ -148,7 +148,7 @@ def tensor(random: Random) -> Any:
     shape = [random.randint(0, 5) for _ in range(random.randint(1, 4))]
     if random.random() < 0.5:
         return torch.ones(shape, dtype=random.choice(TYPES))
-    large = torch.ones(1).expand([10**4 * size for size in shape])  # on the outside only
+    large = torch.ones(1).expand([10**4 * size for size in shape])  # large only by its shape: it stores one number
     return random.choice([large, torch.ones(2, 3).to_sparse(), value(random)])
 
 

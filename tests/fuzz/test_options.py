@@ -1,4 +1,4 @@
-"""Options are read as Python would read them, or refused."""
+"""Options are read as Python reads literals, or are refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tests.fuzz.trial import Trial, fuzz
 
 
 def evaluated(text: str) -> Any:
-    """Evaluate an accepted text, which names and calls nothing but set()."""
+    """Evaluate an accepted text, which contains no names or calls except set()."""
     return eval(text.strip(), {"__builtins__": {"set": set}})
 
 
 def ordered(value: object) -> str:
-    """Return a value's text, whatever the order of sets; in it NaN equals NaN, and True differs from 1."""
+    """Return a value's text without regard to the order of sets; NaN equals NaN, and True differs from 1."""
     return "".join(sorted(repr(value)))
 
 
@@ -37,7 +37,7 @@ def test_literals() -> None:
     "option",
     ["[(512, 3)] * 10**9", "[(512, 3)] * 1000000000", "[[0] * 1000] * 1000 * 1000", "[[[0] * 999] * 999] * 99"],
 )
-def test_literals_that_would_fill_the_memory(option: str) -> None:
+def test_huge_literals_are_refused(option: str) -> None:
     assert Trial(literal, ValueError)(option) is None
     assert Trial(parse_convolutions, ValueError)(option, "--encoder-layers") is None
 
@@ -45,7 +45,7 @@ def test_literals_that_would_fill_the_memory(option: str) -> None:
 @pytest.mark.parametrize("size", [99_000, 120_000, 10_000_000])
 @pytest.mark.parametrize("deep", DEEP)
 def test_long_texts(deep: str, size: int) -> None:
-    """A parser that recurses for each bracket or sign may overflow the stack and crash."""
+    """A parser that recurses at each bracket or sign may overflow the stack and crash."""
     for end in ("", "1", "1]"):
         Trial(literal, ValueError)(repeated(deep, size, end))
 

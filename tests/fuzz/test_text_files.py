@@ -1,4 +1,4 @@
-"""Parallel text, lexicons and dictionaries: any bytes."""
+"""Parallel text, lexicons and dictionaries of arbitrary bytes are read or rejected."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def fairseq_words(path: Path) -> list[list[str]]:
 
 
 def test_parallel_text(file: Path) -> None:
-    """The tool reads the lines and words that fairseq reads."""
+    """The lexicon's reader finds the same lines and words as fairseq."""
     other = file.with_suffix(".other")
     trial = Trial(lambda: list(lexicon.read_word_pairs(file, other)), ValueError)
 
@@ -90,7 +90,7 @@ def alignments(random: Random) -> bytes:
 
 
 def test_links(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An aligner has two pairs, of three words and of one."""
+    """The aligned text has two pairs, one of three words and one of a single word."""
     monkeypatch.setattr(lexicon, "bar", lambda pairs, **_: pairs)
     folder = file.with_name("work")
     folder.mkdir()
@@ -147,7 +147,7 @@ def test_dictionaries_of_unknown_words(file: Path) -> None:
 
 
 def load_dictionary(path: str) -> Dictionary | None:
-    """fairseq's own reader raises a bare Exception for text that is not UTF-8."""
+    """Return None for expected errors; for text that is not UTF-8, fairseq raises a bare Exception."""
     try:
         return Dictionary.load(path)
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Random texts of options: expressions, layer lists, deep and long texts."""
+"""Random texts of options: expressions, layer lists, and deep or long texts."""
 
 from __future__ import annotations
 

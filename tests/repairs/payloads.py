@@ -1,4 +1,4 @@
-"""Files and options that carry code, which leaves a trace if it runs."""
+"""Files and options with code that leaves a trace if it runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Payload:
 
 
 class Pickled:
-    """An object that is pickled as a given call, followed by the state of the result."""
+    """An object that is pickled as a given call, followed by the state of the call's result."""
 
     def __init__(self, *reduced: Any) -> None:
         self.reduced = reduced

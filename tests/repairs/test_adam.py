@@ -1,4 +1,4 @@
-"""Adam in one pass beside fairseq's own, on parameters, moments and checkpoints."""
+"""Adam in one pass, compared with fairseq's own, in parameters, moments and checkpoints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.operators import Operators
 
 SHAPES = ((5, 7), (3,), (2, 3, 4), ())
 UPDATES = 30
-# fairseq's defaults, and an epsilon that is as large as the gradients' roots.
+# The last options have an epsilon as large as the root of the squared gradients' mean.
 OPTIONS = [
     {"betas": (0.9, 0.999)},
     {"betas": (0.9, 0.98), "weight_decay": 0.1},
@@ -25,7 +25,7 @@ OPTIONS = [
 
 
 class PlainAdam(Adam):
-    """fairseq's Adam as it is shipped."""
+    """fairseq's original Adam."""
 
     step = inspect.unwrap(Adam.step)
 
@@ -37,7 +37,7 @@ def fused() -> Iterator[Operators]:
 
 
 def optimizer(kind: type[Adam], **options: Any) -> Adam:
-    """Return an optimizer of two groups with rates of their own."""
+    """Return an optimizer of two groups with different rates."""
     torch.manual_seed(1)
     parameters = [torch.nn.Parameter(torch.randn(shape)) for shape in SHAPES]
     groups = [{"params": parameters[:1], "lr": 0.1}, {"params": parameters[1:]}]
@@ -49,7 +49,7 @@ def parameters(adam: Adam) -> list[torch.nn.Parameter]:
 
 
 def train(adam: Adam, updates: range) -> list[Tensor]:
-    """Train with gradients that depend on the update alone; the last parameter gets one in every other update."""
+    """Train with gradients that depend only on the update; the last parameter has a gradient in every other update."""
     for update in updates:
         torch.manual_seed(100 + update)
         for each in parameters(adam):
@@ -63,7 +63,7 @@ def train(adam: Adam, updates: range) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("options", OPTIONS)
-def test_it_is_fairseqs(options: dict[str, Any], fused: Operators) -> None:
+def test_it_equals_fairseqs_adam(options: dict[str, Any], fused: Operators) -> None:
     ours, theirs = optimizer(Adam, **options), optimizer(PlainAdam, **options)
     torch.testing.assert_close(train(ours, range(UPDATES)), train(theirs, range(UPDATES)), rtol=1e-5, atol=1e-6)
     assert fused.count("aten._fused_adamw_") >= UPDATES
@@ -73,7 +73,7 @@ def test_it_is_fairseqs(options: dict[str, Any], fused: Operators) -> None:
 
 @pytest.mark.parametrize(("first", "second"), [(Adam, PlainAdam), (PlainAdam, Adam), (Adam, Adam)])
 def test_checkpoints_are_exchangeable(first: type[Adam], second: type[Adam]) -> None:
-    """One that resumes the other's training gets where it would have got; its own, to the last bit."""
+    """Either optimizer may resume the other's training; resuming its own is bit-equal."""
     begun = optimizer(first, **OPTIONS[1])
     train(begun, range(10))
     resumed = optimizer(second, **OPTIONS[1])
@@ -89,7 +89,7 @@ def test_checkpoints_are_exchangeable(first: type[Adam], second: type[Adam]) -> 
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "amsgrad", "gradient in another order"])
-def test_where_fairseqs_own_step_stays(case: str, fused: Operators) -> None:
+def test_cases_for_the_original_step_of_fairseq(case: str, fused: Operators) -> None:
     results = []
     for kind in (Adam, PlainAdam):
         torch.manual_seed(1)

@@ -1,4 +1,4 @@
-"""Checkpoints hold data: other classes are refused, and a training resumes from them in two processes."""
+"""Checkpoints contain data only: other classes are refused, and two processes resume from a checkpoint."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def test_a_foreign_class_is_refused_and_not_run(place: str, tmp_path: Path) -> N
 @pytest.mark.parametrize(
     "hostile",
     [
-        # A structure that hides an object, object arrays in two forms: numpy would follow the bytes as pointers.
+        # A structure may hide an object; in the two object arrays, numpy would use the bytes as pointers.
         crafted_array(Pickled(np.dtype, ("V8", False, True), (3, "|", None, ("x",), {"x": (1, 0)}, 8, 1, 0))),
         crafted_array(Pickled(np.dtype, ("O8", False, True), (3, "|", None, None, None, -1, -1, 0))),
         crafted_array(Pickled(np.dtype, ("i8", False, True), (3, "O,", None, None, None, -1, -1, 0))),
-        crafted_array(np.dtype("i8"), b"A" * 8),  # a shape larger than its bytes
+        crafted_array(np.dtype("i8"), b"A" * 8),  # the shape is larger than the array's bytes
         Pickled(np.float64(0).__reduce__()[0], (np.dtype("O"), b"A" * 8)),
         Pickled(distributed_utils._TensorPlaceholder, (print,)),
         Pickled(argparse.Namespace, (), {"arch": eval}),
@@ -77,7 +77,7 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
     checkpoints.load_checkpoints_safely()
     with pytest.raises(pickle.UnpicklingError, match="was not loaded"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
-    with pytest.raises(RuntimeError, match="Only one of"):  # torch itself, told both
+    with pytest.raises(RuntimeError, match="Only one of"):  # torch itself refuses both options together
         checkpoint_utils.load_ema_from_checkpoint(str(tmp_path / "model.pt"))
     assert not (tmp_path / "trace").exists()
 
@@ -87,19 +87,19 @@ def test_without_a_check_nothing_is_loaded(tmp_path: Path, monkeypatch: pytest.M
 def test_plain_arrays_come_back(dtype: str, shape: tuple[int, ...], tmp_path: Path) -> None:
     values = np.asfortranarray(np.arange(np.prod(shape, dtype=int)).reshape(shape)).astype(dtype)
     scalar = np.ones((), dtype)[()]
-    for _ in range(2):  # the second time, what was read is saved again
+    for _ in range(2):  # the second time, the loaded values are saved again
         torch.save({"array": values, "scalar": scalar}, tmp_path / "arrays.pt")
         assert b"fairseq_plugins" not in (tmp_path / "arrays.pt").read_bytes()
         read = torch.load(tmp_path / "arrays.pt")
         np.testing.assert_array_equal(read["array"], values)
-        assert read["array"].dtype == np.dtype(dtype).newbyteorder("=")  # numpy reads into the machine's order
+        assert read["array"].dtype == np.dtype(dtype).newbyteorder("=")  # numpy converts to the machine's byte order
         assert type(read["scalar"]) is type(scalar)
         assert read["scalar"] == scalar
         values, scalar = read["array"], read["scalar"]
 
 
 def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It holds an ``args`` Namespace, meters as objects of ``fairseq.meters``, and a numpy number."""
+    """The checkpoint has an ``args`` Namespace, meters as objects of ``fairseq.meters``, and a numpy number."""
     meter = meters.AverageMeter()
     meter.update(3.0)
     args = argparse.Namespace(arch="fconv_iwslt_de_en", task="translation", lr=0.25, min_lr=1e-5, data=["data"])
@@ -120,7 +120,7 @@ def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_two_processes_resume(data: Path, tmp_path: Path) -> None:
-    """Weights, optimizer, meters and moving averages come back; the second process gets them from the first."""
+    """Weights, optimizer, meters and moving averages are restored; the second process gets them from the first."""
     words = [data, "--user-dir", USER_DIR, *TRAINING.split()]
     run("train", *words, "--save-dir", tmp_path, "--max-epoch", 1)
     before = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))

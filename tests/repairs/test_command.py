@@ -1,4 +1,4 @@
-"""A process of a fairseq command: memory, help, temporary files."""
+"""The process of a fairseq command: memory, help and temporary files."""
 
 from __future__ import annotations
 
@@ -55,19 +55,19 @@ def output(program: str, settings: dict[str, str], command: bool = True, argumen
 
 
 def pages(command: bool = True, argument: str = "", **settings: str) -> list[int]:
-    """Return page faults: for a block of 64 MiB, the median of seven more, that of seven of 32 MiB, for one of 256 MiB.
+    """Return page faults: for a 64 MiB block, medians of seven more such blocks and seven of 32 MiB, and for 256 MiB.
 
-    The median, since now and then a small object takes the free place.
+    Medians are needed because a small object occasionally takes the free memory.
     """
     first, *others, larger = map(int, output(_PAGES, settings, command, argument).split())
     return [first, statistics.median_low(others[:7]), statistics.median_low(others[7:]), larger]
 
 
 @glibc
-def test_the_system_brings_each_page_once() -> None:
+def test_freed_memory_is_used_again() -> None:
     first, again, smaller, larger = pages()
     assert max(again, smaller) < first / 10
-    assert larger > 2 * first  # it never had so much
+    assert larger > 2 * first  # the process has not had so much memory before
 
 
 @glibc
@@ -90,7 +90,7 @@ def test_settings_trainings_and_libraries_return_memory(options: dict[str, Any])
     [({}, 201), *(({f"{name}_PRIMITIVE_CACHE_CAPACITY": "1024"}, 200) for name in ("ONEDNN", "DNNL"))],
 )
 def test_old_shapes_of_products_are_forgotten(settings: dict[str, str], made: int) -> None:
-    """The last of 200 shapes is in the cache, and the first only if the environment sets a larger cache."""
+    """The last of 200 shapes is cached, and the first only if the environment sets a larger cache."""
     lines = output(_PRODUCTS, {"ONEDNN_VERBOSE": "2", **settings}).splitlines()
     assert sum("create:cache_miss" in line and "64oc64" in line for line in lines) == made
 
@@ -110,7 +110,7 @@ tempfile.mkdtemp = tempfile.mkstemp = tempfile.NamedTemporaryFile = tempfile.Tem
 
 
 def test_a_command_makes_no_temporary_file_when_it_starts(data: Path, tmp_path: Path) -> None:
-    """The command starts in a read-only container, and fails at the missing model."""
+    """The command starts in a read-only container, and fails only because the model is missing."""
     (tmp_path / "sitecustomize.py").write_text(NOWHERE)
     words = [data, "--user-dir", USER_DIR, "--path", tmp_path / "model.pt"]
     errors = run("interactive", *words, path=tmp_path, succeeds=False).stderr
@@ -120,15 +120,15 @@ def test_a_command_makes_no_temporary_file_when_it_starts(data: Path, tmp_path: 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_shows_the_options_of_the_model(flag: str) -> None:
-    """Options of the criterion and the task are shown, too; fairseq answers before it knows them."""
+    """Options of the criterion and task are shown, too; fairseq prints its help before it adds them."""
     chosen = ["--arch", "conv_encoder", "--criterion", "vocab_selection_cross_entropy", "--task", "translation_fast"]
     shown = run("train", "--user-dir", USER_DIR, *chosen, flag).stdout
     for option in ("--pooling-width", "--label-smoothing", "--candidates-per-word", "--max-tokens"):
         assert f"\n  {option}" in shown
 
 
-def test_options_that_were_given_alone() -> None:
-    """``fairseq-validate`` overrides the checkpoint's options by these, and by no defaults."""
+def test_only_given_options_override() -> None:
+    """``fairseq-validate`` overrides the checkpoint's options by given options, but not by defaults."""
     words = ["data", "--task", "translation", "--path", "model.pt", "--max-tokens", "9"]
     given = options.parse_args_and_arch(options.get_validation_parser(), words, suppress_defaults=True)
     asked = {"data": "data", "task": "translation", "path": "model.pt", "max_tokens": 9}
@@ -137,7 +137,7 @@ def test_options_that_were_given_alone() -> None:
 
 @pytest.mark.parametrize("option", ["--seed", "--risk-hypotheses"])
 def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
-    """One error is of the table, the other is raised when a criterion is built."""
+    """One error is from the table of refusals, the other is raised by a criterion."""
     words = [data, "--user-dir", USER_DIR, "--arch", ARCHITECTURES[0], "--criterion", "sequence_risk", option, -1]
     failed = run("train", *words, *TRAINING, *QUIET, succeeds=False, anew=True)
     assert failed.returncode == 1

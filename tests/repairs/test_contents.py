@@ -1,4 +1,4 @@
-"""Contents of checkpoints: references, tensors that are not plain and malformed parts are refused."""
+"""Contents of checkpoints: references, special tensors and malformed parts are refused."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_references_in_a_checkpoint_are_refused(place: str, text: str, state: di
 
 
 @pytest.mark.parametrize("command", ["average", "import-fconv"])
-def test_tools_write_nothing_of_the_environment(command: str, state: dict[str, Any], tmp_path: Path) -> None:
+def test_tools_do_not_write_environment_variables(command: str, state: dict[str, Any], tmp_path: Path) -> None:
     torch.save(with_option(state, "common", wandb_project="${oc.env:SECRET}"), tmp_path / "model.pt")
     new = ["--output", str(tmp_path / "new.pt")]
     with pytest.raises(SystemExit, match="refers to another value"):
@@ -97,7 +97,7 @@ def test_references_in_fairseqs_defaults_are_followed() -> None:
 
 
 def compressed() -> torch.Tensor:
-    """Return a tensor with rows and columns beyond its size, which torch trusts."""
+    """Return a sparse tensor with indices beyond its size, which torch does not check."""
     places, columns = torch.tensor([0, 5, 10**6]), torch.tensor([10**9, -(10**9), 3])
     return torch.sparse_compressed_tensor(
         places, columns, torch.ones(3), (2, 2), layout=torch.sparse_csr, check_invariants=False
@@ -143,7 +143,7 @@ def test_tensors_that_are_not_plain_are_refused(kind: str, place: str, state: di
     torch.save({**state, **hostile[place]}, tmp_path / "model.pt")
     if place != "model" and kind in ("a text", "nothing"):
         pytest.skip("a valid value there")
-    # torch 2.6 itself finds places out of bounds.
+    # torch 2.6 itself rejects indices that are out of bounds.
     with pytest.raises(
         Exception, match=rf"model\.pt (was refused: .*{message}|is damaged and cannot be read: {BOUNDS})"
     ):
@@ -157,7 +157,7 @@ def scripted(path: Path) -> None:
 
 
 def tarred(path: Path) -> None:
-    """Save a file as torch before 0.1.10."""
+    """Save a file in the format of torch before 0.1.10."""
     with tarfile.open(path, "w") as archive:
         for name in ("storages", "tensors", "pickle", "sys_info"):
             content = pickle.dumps(0, protocol=2)
@@ -175,7 +175,7 @@ def test_advice_to_switch_the_check_off_is_not_repeated(save: Callable[[Path], N
 
 
 class Hiding:
-    """A table that hides a parameter: its own methods list nothing."""
+    """A dictionary whose own methods hide its parameter."""
 
     def __init__(self, parameter: torch.Tensor) -> None:
         self.parameter = parameter
@@ -184,8 +184,8 @@ class Hiding:
         return OrderedDict, (), {"items": OrderedDict, "keys": set}, None, iter([(NAME, self.parameter)])
 
 
-def test_places_are_short() -> None:
-    """A small file may repeat a long key, whose nested places would fill gigabytes."""
+def test_names_of_places_are_short() -> None:
+    """A small file may repeat a long key, and the nested paths of such keys would fill gigabytes."""
     value: Any = torch.sparse_coo_tensor(size=(1,))
     for _ in range(250):
         value = {"k" * 100_000: value}
@@ -203,7 +203,7 @@ def test_a_hidden_parameter_is_refused(parameter: torch.Tensor, state: dict[str,
 
 @pytest.mark.parametrize("versions", ["text", {"": "text"}, {"encoder": None}])
 def test_malformed_versions_are_refused(versions: object, state: dict[str, Any], tmp_path: Path) -> None:
-    """torch reads them from a table of parameters when a model loads it."""
+    """torch reads versions from a parameter table when a model loads it."""
     model = OrderedDict(state["model"])
     model._metadata = versions  # type: ignore[attr-defined]
     torch.save({**state, "model": model}, tmp_path / "model.pt")
@@ -257,7 +257,7 @@ def step(stepping: FairseqOptimizer) -> None:
 
 @pytest.mark.parametrize("name", ["sgd", "nag", "adam", "adagrad", "adadelta", "adafactor", "adamax"])
 def test_states_of_other_sizes_are_refused(name: str) -> None:
-    """The optimizer's own state is loaded."""
+    """The check applies when the optimizer loads its state."""
     parameter = torch.nn.Parameter(torch.ones(4, 6))
     trained = optimizer(name, parameter)
     step(trained)
@@ -274,7 +274,7 @@ def test_states_of_other_sizes_are_refused(name: str) -> None:
         resumed.load_state_dict({**saved, "state": {0: moments}})
 
 
-def test_a_file_does_not_choose_kernels() -> None:
+def test_a_checkpoint_does_not_choose_kernels() -> None:
     resumed = optimizer("adagrad", torch.nn.Parameter(torch.ones(4)))
     before = [dict(group) for group in resumed.param_groups]
     saved = resumed.state_dict()

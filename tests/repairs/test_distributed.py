@@ -1,4 +1,4 @@
-"""Several processes over gloo train as one with the matching update frequency; half precision on a CPU."""
+"""Several processes over gloo train like one with the same batches per update; half precision on a CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.conftest import ARCHITECTURES
 from tests.repairs import trainings
 from tests.repairs.trainings import fork
 
-# Writes what each rank has whenever rank 0 saves a checkpoint.
+# This user directory saves each rank's parameters whenever rank 0 saves a checkpoint.
 EVERY_RANK = """
 import fairseq_plugins, torch
 fairseq_plugins.install()
@@ -48,12 +48,12 @@ def user_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(data: Path, architecture: str) -> list[object]:
-    """Return options without dropout, which would be equal in all processes; an epoch of two has eleven updates."""
+    """Return options without dropout; with two processes, an epoch has eleven updates."""
     words = [data, "--arch", architecture, *faults.FAMILIES[architecture].split(), *faults.COMMON, "--dropout", 0]
     if "transformer" in architecture:
         words += ["--attention-dropout", 0]
     if "adam" in faults.FAMILIES[architecture]:
-        # The gradient of a bias of keys is zero, but for rounding, which Adam's own epsilon would make whole steps of.
+        # The gradient of key biases is only rounding errors; Adam's default epsilon would make whole steps of it.
         words += ["--adam-eps", 1e-5]
     return words
 
@@ -68,7 +68,7 @@ def command(launcher: str, processes: int, words: list[object], save: Path) -> l
 
 @contextlib.contextmanager
 def launched(command: list[object], save: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a training as users do, and end it with the test."""
+    """Start a training as users do, and stop it at the end of the test."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (save / "log").open("w") as log:
         words = [sys.executable, "-W", "ignore", "-m", *map(str, command)]
@@ -112,7 +112,7 @@ SLOW_CASES += [("convs2s_tiny", "fairseq", other_name, 2) for other_name in ("c1
 def test_several_processes_train_as_one(
     architecture: str, launcher: str, backend: str, processes: int, data: Path, user_dir: Path, tmp_path: Path
 ) -> None:
-    """Their parameters are equal, and equal those of one process with as many batches in an update."""
+    """Parameters are the same in all processes, and in one process with as many batches per update."""
     single, several = folders(tmp_path)
     words = [*options(data, architecture), "--max-update", 9]
     parallel = [*words, "--ddp-backend", backend, "--user-dir", user_dir]
@@ -123,7 +123,7 @@ def test_several_processes_train_as_one(
 
 
 @pytest.mark.parametrize("missing", ["", "MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"])
-def test_some_of_its_variables_are_not_torchrun(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_incomplete_variables_do_not_mean_torchrun(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE"):
         monkeypatch.setenv(name, "3")
     monkeypatch.delenv(missing, raising=False)
@@ -131,7 +131,7 @@ def test_some_of_its_variables_are_not_torchrun(missing: str, monkeypatch: pytes
 
 
 def test_hydra_under_torchrun(data: Path, user_dir: Path, tmp_path: Path) -> None:
-    """Before the plugin is imported, later fairseq sees one process only, and 0.12.2 needs GPUs."""
+    """Until the plugin is imported, later fairseq versions see one process only, and 0.12.2 requires GPUs."""
     single, several = folders(tmp_path)
     (tmp_path / "recipe.yaml").write_text(f"""\
 # @package _group_
@@ -190,7 +190,7 @@ def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Pa
     with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
         wait_for(tmp_path / "checkpoint_last.pt")
         children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        ranks = children[-3:]  # after the process that tracks semaphores, if any
+        ranks = children[-3:]  # the process that tracks semaphores comes first, if any
         os.kill(int(ranks[-1]), signal.SIGKILL)
         assert training.wait(timeout=120) != 0
         assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
@@ -211,7 +211,7 @@ def test_torchrun_starts_a_killed_training_again(data: Path, tmp_path: Path) -> 
 
 
 def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torchrun keeps the addresses of all starts, and on several machines counts starts differently."""
+    """torchrun keeps the addresses of all starts, and counts starts differently on several machines."""
     kept = TCPStore("localhost", 0, is_master=True)
     variables = {"MASTER_ADDR": "localhost", "MASTER_PORT": kept.port, "RANK": 0, "WORLD_SIZE": 2}
     variables |= {"TORCHELASTIC_USE_AGENT_STORE": True, "GROUP_WORLD_SIZE": 1}
@@ -232,7 +232,7 @@ def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.Monkey
 
 
 def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path) -> None:
-    """Losses after an epoch are nearly equal; a checkpoint of ``--bf16`` holds the float32 parameters."""
+    """Losses after an epoch are nearly equal; checkpoints of ``--bf16`` contain the float32 parameters."""
     losses, rounded = {}, {}
     for option in ("--cpu", "--bf16", "--memory-efficient-bf16"):
         state = trainings.train(data, tmp_path / option, option, "--max-epoch", 1, "--dropout", 0)
@@ -243,8 +243,8 @@ def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path) -> None:
     assert rounded == {"--cpu": False, "--bf16": False, "--memory-efficient-bf16": True}
 
 
-def test_gradients_are_clipped_beside_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device that is no GPU raises an error if a tensor is moved to it."""
+def test_gradients_are_clipped_on_a_cpu_despite_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The meta device stands for a GPU; moving a gradient to this device would raise an error."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: "meta")
     parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(2)]

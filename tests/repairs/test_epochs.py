@@ -1,4 +1,4 @@
-"""A resumed epoch has the remaining batches, also with other processes, batches or ``--update-freq``."""
+"""A resumed epoch has the remaining batches, also with other processes, other batches or another ``--update-freq``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BATCHES = [[2 * number, 2 * number + 1] for number in range(11)]
 
 
 class Sentences(FairseqDataset):
-    """Sentences of random lengths, so that other batches are other groups of sentences."""
+    """Sentences of random lengths, so that other batches group other sentences."""
 
     def __init__(self) -> None:
         self.sizes = np.random.RandomState(1).randint(1, 9, 50)
@@ -70,7 +70,7 @@ def test_a_second_call_returns_the_same_iterator() -> None:
 
 @pytest.mark.parametrize("option", ["disable_iterator_cache", "update_epoch_batch_itr"])
 def test_batches_of_one_epoch_are_those_of_fairseq(option: str) -> None:
-    """Batches that are made for each epoch do not depend on the start of the process."""
+    """Batches that are made again for each epoch do not depend on the epoch in which a process started."""
     own = inspect.unwrap(FairseqTask.get_batch_iterator)
     assert batches(3, **{option: True}) == batches(3, own, **{option: True})
 
@@ -81,7 +81,7 @@ def iterators(processes: int, batches: list[list[int]] = BATCHES, **options: Any
 
 
 def stopped(processes: int, rows: int, **options: Any) -> tuple[dict[str, Any], list[int]]:
-    """Return the state after ``rows`` batches of each process, and their sentences."""
+    """Return the state after ``rows`` batches of each process, and the sentences of these batches."""
     ranks = iterators(processes, **options)
     trained = [next(itr) for itr in [each.next_epoch_itr() for each in ranks] for _ in range(rows)]
     return ranks[0].state_dict(), list(itertools.chain(*trained))
@@ -108,7 +108,7 @@ def test_other_processes_get_the_remaining_batches(processes: int, caplog: pytes
 
 
 def test_a_batch_is_left_if_the_last_one_is_skipped() -> None:
-    """fairseq-train fails at an epoch without any batch."""
+    """A resumed epoch must keep at least one batch, because fairseq-train fails at an epoch without batches."""
     for rows, processes in itertools.product(range(1, 10), (2, 3)):
         state, _ = stopped(1, rows, skip_remainder_batch=True)
         resumed = iterators(processes, skip_remainder_batch=True)[0]
@@ -162,7 +162,7 @@ def test_another_update_freq_gets_the_remaining_batches() -> None:
 
 
 def test_two_processes_continue_for_one(data: Path, tmp_path: Path) -> None:
-    """An update has one batch before and six after; the seventh comes twice."""
+    """Updates have one batch before the resume and six afterwards; the seventh batch is trained twice."""
     before = train(data, tmp_path, "--max-update", 7)
     batches = before["extra_state"]["train_iterator"]["batches"]
     options = words(data, "--ddp-backend", "legacy_ddp", "--update-freq", 3, "--max-epoch", 1)
@@ -175,7 +175,7 @@ def test_two_processes_continue_for_one(data: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("sentences", [0, 1, 7, 8, 9, 15, 37])
 @pytest.mark.parametrize("vector", [False, True])
 def test_no_sentence_is_lost_to_batches(sentences: int, multiple: int, vector: bool) -> None:
-    """Each comes once, in order; later fairseq drops the last batch unless it is a multiple of eight."""
+    """Each sentence occurs once, in order; later fairseq drops a last batch whose size is not a multiple of eight."""
     indices = np.random.default_rng(1).permutation(sentences)
     lengths = {"num_tokens_vec": np.full(sentences, 5)} if vector else {}
     batches = data_utils.batch_by_size(

@@ -26,9 +26,9 @@ LINES = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
 
 @pytest.fixture(scope="module")
 def load(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """``load(architecture, option=value, ...)``: a random model, as `from_pretrained` returns it.
+    """Return ``load(architecture, option=value, ...)``, which loads a random model by `from_pretrained`.
 
-    With ``old=True`` its checkpoint has its options in the form that fairseq had before 0.11.
+    With ``old=True``, the checkpoint has options in the format of fairseq before 0.11.
     """
     folder = tmp_path_factory.mktemp("hub")
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
@@ -67,7 +67,7 @@ def test_the_fast_search_takes_any_checkpoint(load, old: bool) -> None:
         assert [hypo["tokens"].tolist() for hypo in beams] == [hypo["tokens"].tolist() for hypo in others]
 
 
-def test_it_translates_among_candidates(load, tmp_path: Path) -> None:
+def test_it_translates_with_candidates(load, tmp_path: Path) -> None:
     (tmp_path / "candidates.txt").write_text("".join(f"w{number} w{number + 1} 0.5\n" for number in range(10)))
     (tmp_path / "frequent.txt").write_text("".join(f"w{number} 9\n" for number in range(15, 20)))
     fast = load(task="translation_fast", candidates=str(tmp_path), frequent_candidates=5)
@@ -91,12 +91,12 @@ def test_it_translates_among_candidates(load, tmp_path: Path) -> None:
     ],
 )
 @pytest.mark.parametrize("old", [False, True])
-def test_options_that_would_do_nothing_are_refused(load, options: dict[str, str], message: str, old: bool) -> None:
+def test_options_without_effect_are_refused(load, options: dict[str, str], message: str, old: bool) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         load(old=old, **options)
 
 
-def test_defaults_of_unread_options_are_taken(load) -> None:
+def test_defaults_of_unread_options_are_accepted(load) -> None:
     hub = load(beam=5, nbest=1, fp16=False, lenpen=2.0, bpe=None)
     assert hub.cfg.generation.lenpen == 2
     assert len(hub.generate([hub.encode("w1")], max_len_b=8, nbest=1)[0]) == 5
@@ -110,7 +110,7 @@ def test_a_missing_folder_is_named(data: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["multilingual_translation", "translation_fats"])
-def test_a_task_that_takes_no_checkpoint_is_refused(load, task: str) -> None:
+def test_a_task_that_accepts_no_checkpoint_is_refused(load, task: str) -> None:
     with pytest.raises(ValueError, match=f"^task='{task}' "):
         load(task=task)
 
@@ -125,13 +125,13 @@ def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, archit
             assert hypo["alignment"] == other["alignment"]
             assert torch.equal(hypo["tokens"], alone["tokens"])
     assert any(hypo["alignment"] for beams in found for hypo in beams)
-    assert not generate(model)[0][0]["attention"].numel()  # it is not reported without print_alignment
+    assert not generate(model)[0][0]["attention"].numel()  # attention is not returned without print_alignment
     soft = generate(model, print_alignment="soft")
     assert len(soft[0][0]["alignment"]) == len(soft[0][0]["tokens"])
 
 
 def test_fconv_aligns_too(load) -> None:
-    """Modules without such a switch have none afterwards."""
+    """Modules without a switch for alignment still have none afterwards."""
     hub = load("fconv")
     switches = [hasattr(module, "need_attn") for module in hub.modules()]
     assert generate(hub, print_alignment="hard")[0][0]["alignment"]
@@ -155,7 +155,7 @@ def test_unread_options_of_generate_are_refused(load, options: dict[str, Any], m
 
 
 def test_arguments_of_one_sentence(load) -> None:
-    """fairseq ignores the arguments of a sentence outside a list, and gives them to another one of several."""
+    """fairseq ignores arguments of a sentence outside a list, and gives those of one sentence in a list to another."""
     model = load(task="translation_fast")
     sentence, prefix = model.encode("w1 w2 w3"), torch.tensor([[7, 8]])
     for given in (sentence, [sentence]):

@@ -16,7 +16,7 @@ TABLE = (*repairs.SAFETY, *repairs.RESUMING, *repairs.DISTRIBUTED, *repairs.SPEE
 
 
 def wrappers(function: object) -> list[str]:
-    """Return the modules of repairs through which a call of a function passes."""
+    """Return the modules of repairs that wrap the function."""
     found = []
     while function is not None:
         inner = getattr(function, "__func__", function)
@@ -44,7 +44,7 @@ def test_no_function_is_wrapped_twice() -> None:
 
 
 def test_all_repairs_are_in_the_table() -> None:
-    """A function without arguments that wraps one of fairseq's is a repair, unless a repair calls it."""
+    """A function without arguments that wraps a function of fairseq is a repair, unless a repair calls it."""
     offered = {
         each
         for module in vars(repairs).values()
@@ -69,7 +69,7 @@ def test_all_repairs_are_in_the_table() -> None:
     ],
 )
 def test_a_repaired_fairseq_is_left_alone(repair: repairs.Repair) -> None:
-    """These probes call fairseq or read its code; other repairs have no probe, or one that comes with an error."""
+    """The probes of these repairs call fairseq or read its code; other probes are tested elsewhere or do not exist."""
     before = [value for _, value in functions_of_fairseq()]
     known = set(map(id, before))
     repair()

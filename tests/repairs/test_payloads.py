@@ -1,4 +1,4 @@
-"""fairseq's commands run no code of a file or an option; without the plugin they would run each payload."""
+"""fairseq's commands run no code of files or options; without the plugin they would run each payload."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COMMANDS = {
 
 @pytest.fixture(scope="module")
 def words(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return data for language models."""
+    """Write binary data for language models."""
     folder = shutil.copytree(data, tmp_path_factory.mktemp("words") / "bin")
     shutil.copy(folder / "dict.src.txt", folder / "dict.txt")
     return folder
@@ -63,7 +63,7 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
     cfg = {**state["cfg"], "criterion": {**ctc, "wer_args": code(trace)}}
     torch.save({**state, "cfg": cfg}, tmp_path / "evil.pt")
     command = [words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt"]
-    failed = run("validate", *command, succeeds=False, anew=True)  # a user's command runs as `__main__`
+    failed = run("validate", *command, succeeds=False, anew=True)  # a user's command runs in the module `__main__`
     assert "ValueError: \"__import__('os')" in failed.stderr
     assert not trace.exists()
 
@@ -75,8 +75,8 @@ def test_overrides_of_a_model_are_not_evaluated(command: str, words: Path, trace
     assert not trace.exists()
 
 
-def test_what_a_checkpoint_names_is_not_imported(state, words: Path, trace: Path, tmp_path: Path) -> None:
-    """Its ``user_dir``, a hydra ``_target_`` and a script to run after saving exist, and fairseq ignores them."""
+def test_names_in_a_checkpoint_are_not_imported(state, words: Path, trace: Path, tmp_path: Path) -> None:
+    """The ``user_dir``, a hydra ``_target_`` and a script to run after saving exist, and fairseq ignores them."""
     (tmp_path / "evil_plugin").mkdir()
     (tmp_path / "evil_plugin" / "__init__.py").write_text(code(trace))
     target = {"_target_": "os.system", "_args_": [f"touch {trace}"]}
@@ -97,7 +97,7 @@ def test_fairseq_score_reads_text(trace: Path, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a fairseq that loads with ``weights_only=False``, as its main branch does."""
+    """Return a folder with a fairseq that loads checkpoints with ``weights_only=False``, like its main branch."""
     folder = tmp_path_factory.mktemp("unchecked")
     installed = Path(fairseq.__file__).parent
     shutil.copytree(installed, folder / "fairseq", copy_function=os.symlink, ignore=lambda *_: ["examples"])
@@ -163,7 +163,7 @@ else:
 
 @pytest.mark.parametrize(("plugin", "outcome"), [(["plugin"], "refused"), ([], "ran")])
 def test_it_loads_no_code(plugin: list[str], outcome: str, unchecked: Path, tmp_path: Path) -> None:
-    """A checkpoint, one that is read for its moving averages, and the state that rank 0 sends in a resume."""
+    """Payloads are in a checkpoint, in one read for its moving averages, and in rank 0's state for a resume."""
     command = [sys.executable, "-W", "ignore", "-c", _EVERY_LOAD, str(unchecked), str(tmp_path), *plugin]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (unchecked, ROOT)))}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
@@ -171,7 +171,7 @@ def test_it_loads_no_code(plugin: list[str], outcome: str, unchecked: Path, tmp_
 
 
 def test_file_names_are_no_commands(trace: Path, tmp_path: Path) -> None:
-    """``--dataset-impl fasta``."""
+    """The option ``--dataset-impl fasta`` would run a command with the file's name."""
     name = f"$(touch {trace.name})"
     (tmp_path / f"{name}.fasta").write_text(">one\nAB\n>two\nABC\n")
     with pytest.MonkeyPatch.context() as patch:
@@ -184,7 +184,7 @@ def test_file_names_are_no_commands(trace: Path, tmp_path: Path) -> None:
     assert trace.exists()
 
 
-def test_the_configuration_of_audio_is_no_code(trace: Path, tmp_path: Path) -> None:
+def test_the_configuration_of_audio_is_not_evaluated(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"key: !!python/object/apply:os.system ['touch {trace}']\n")
     with pytest.raises(Exception, match="could not determine a constructor"):
         S2TDataConfig(tmp_path / "config.yaml")

@@ -1,4 +1,4 @@
-"""The table in `docs/reliability.md` has every place of fairseq that turns a value into code, imports or commands."""
+"""The table in `docs/reliability.md` lists every place where fairseq turns a value into code, imports or commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CALLS = re.compile(
 
 
 def kind(call: ast.Call) -> str:
-    """Return the name of such calls in the list."""
+    """Return the name by which the table lists such calls."""
     name = ast.unparse(call.func)
     if name.startswith(("subprocess.", "pickle.")):
         return name.partition(".")[0]
@@ -34,7 +34,7 @@ def calls(package: str) -> Iterator[tuple[str, ast.Call]]:
     root = Path(package).parent
     for path in sorted(root.rglob("*.py")):
         if path.relative_to(root).parts[0] == "examples":
-            continue  # programs of their own
+            continue  # separate programs
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and CALLS.fullmatch(ast.unparse(node.func)):
                 yield path.relative_to(root.parent).as_posix(), node
@@ -54,12 +54,12 @@ def test_every_place_is_in_the_list(found: list[tuple[str, ast.Call]]) -> None:
         assert listed, f"{path}, line {call.lineno}: {ast.unparse(call)}"
 
 
-def test_numpy_is_never_asked_for_pickles(found: list[tuple[str, ast.Call]]) -> None:
+def test_numpy_never_loads_pickles(found: list[tuple[str, ast.Call]]) -> None:
     for path, call in found:
         assert "allow_pickle" not in [keyword.arg for keyword in call.keywords], path
 
 
 @pytest.mark.parametrize("name", ["eval", "exec", "__builtins__", "torch", "OrderedDict", "nothing"])
-def test_the_class_of_a_saved_meter_cannot_be_anything(name: str) -> None:
+def test_a_saved_meter_must_have_a_known_class(name: str) -> None:
     with pytest.raises((TypeError, KeyError, AttributeError)):
         MetersDict().load_state_dict([(0, "loss", name, "__import__('os').getcwd()")])

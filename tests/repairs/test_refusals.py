@@ -1,4 +1,4 @@
-"""The table of refusals: each names its option before the command starts."""
+"""The table of refusals: each refusal names its option before the command starts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARSERS = {
 }
 OURS = f"--arch {ARCHITECTURES[0]}"
 
-# A command line, and the option that its refusal begins with.
+# Each command line is followed by the option that its refusal begins with.
 REFUSED = [
     (f"train {OURS} --seed -1", "--seed"),
     (f"train {OURS} --clip-norm nan", "--clip-norm"),
@@ -78,7 +78,7 @@ REFUSED = [
     ("interactive --batch-size=-1", "--batch-size"),
     ("generate --constraints", "--constraints"),
     ("interactive --print-alignment soft", "--print-alignment"),
-    # No command reads these.
+    # No command reads these options.
     ("generate --sacrebleu", "--sacrebleu"),
     ("generate --bf16", "--bf16"),
     ("generate --task translation_fast --word-penalty 1 --sampling --sampling-topp 0.5", "--word-penalty"),
@@ -119,7 +119,7 @@ def test_refused(line: str, option: str) -> None:
 
 
 @pytest.mark.parametrize("line", TAKEN)
-def test_taken(line: str) -> None:
+def test_accepted(line: str) -> None:
     assert refusals.command_of(parse(line)) == line.split(maxsplit=1)[0]
 
 
@@ -161,8 +161,8 @@ def test_values_outside_the_range_of_an_option_are_refused(option: str) -> None:
         refusals.refuse("train", {option: value})
 
 
-def test_every_refusal_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Options that a command ignores have a test of their own."""
+def test_every_refusal_is_tested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options that a command ignores have a separate test."""
     unread = {refusal.sentence for refusal in refusals.unread()}
     for refusal in (each for each in refusals.REFUSALS if each.sentence not in unread):
         monkeypatch.setattr(refusals, "REFUSALS", [refusal])

@@ -22,7 +22,7 @@ from tests.repairs.trainings import fail, options, resume, train, updates
 
 
 def test_training_resumes_where_the_last_checkpoint_is_missing(data: Path, save: Path) -> None:
-    """The newest is taken; the disk may have been full before the copy was made."""
+    """The newest checkpoint is used; a full disk may have prevented the copy to the last one."""
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (save / name).unlink()
     os.utime(save / "checkpoint_1_3.pt", (0, 0))  # file systems may store whole seconds
@@ -33,7 +33,7 @@ def test_training_resumes_where_the_last_checkpoint_is_missing(data: Path, save:
 
 
 def test_fine_tuning_resumes_from_its_own_checkpoints(data: Path, save: Path) -> None:
-    """The start, in the same folder, is not one of them; nor is a newer checkpoint beside it."""
+    """The start, in the same folder, is not one of these checkpoints, and neither is a newer file beside the start."""
     for name in ("checkpoint_last.pt", "checkpoint_best.pt"):
         (save / name).unlink()
     os.utime(save / "checkpoint_1_6.pt")
@@ -49,8 +49,8 @@ def test_fine_tuning_resumes_from_its_own_checkpoints(data: Path, save: Path) ->
     assert (chosen["restore_file"], chosen["finetune_from_model"]) == ("checkpoint_last.pt", str(start))
 
 
-def test_fine_tuning_resumes_with_its_own_start_alone(data: Path, save: Path, tmp_path: Path) -> None:
-    """The start may have moved, or be gone; another one is refused."""
+def test_fine_tuning_resumes_only_with_its_own_start(data: Path, save: Path, tmp_path: Path) -> None:
+    """The start may have moved, or be missing, but another start is refused."""
     start, other, out = save / "checkpoint_1_3.pt", save / "checkpoint_1_6.pt", tmp_path / "out"
     tuning = [*options(data, 2), "--finetune-from-model"]
     out.mkdir()
@@ -73,7 +73,7 @@ def test_fine_tuning_resumes_with_its_own_start_alone(data: Path, save: Path, tm
 def test_the_folder_of_another_training_is_refused(
     data: Path, save: Path, tmp_path: Path, exists: bool, last: bool
 ) -> None:
-    """The training began with random parameters; without a last checkpoint fairseq overwrites the others."""
+    """The other training began with random parameters; without a last checkpoint, fairseq would overwrite its files."""
     start = tmp_path / "start.pt"
     if exists:
         shutil.copy(save / "checkpoint_1_3.pt", start)
@@ -85,7 +85,7 @@ def test_the_folder_of_another_training_is_refused(
 
 
 def test_fingerprints_of_old_files(tmp_path: Path) -> None:
-    """Files of torch before 1.6 hold no checksums."""
+    """Files of torch before 1.6 have no checksums."""
     for name in ("a.pt", "b.pt"):
         torch.save({"name": name}, tmp_path / name, _use_new_zipfile_serialization=False)
     shutil.copy(tmp_path / "a.pt", tmp_path / "moved.pt")
@@ -96,7 +96,7 @@ def test_fingerprints_of_old_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--restore-file", "--finetune-from-model", "--continue-once"])
 def test_a_missing_file_is_refused(data: Path, save: Path, tmp_path: Path, option: str) -> None:
-    """Random parameters would overwrite the folder; the last two options begin a training only in an empty one."""
+    """Random parameters would overwrite the folder; the last two options only begin a training in an empty folder."""
     name = save if option == "--finetune-from-model" else "none.pt"
     message = fail([*options(data, 9), option, name], save if option == "--restore-file" else tmp_path / "begun")
     assert message.startswith(f"ValueError: {option} {name}: ")
@@ -111,7 +111,7 @@ def test_a_broken_link_is_not_a_first_start(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_without_optimizer_is_refused(data: Path, save: Path, tmp_path: Path) -> None:
-    """It would repeat the warm-up in the middle of training; both fixes of the error work."""
+    """Without an optimizer state, training would repeat the warm-up; both fixes that the error offers work."""
     without, begun = tmp_path / "without.pt", tmp_path / "begun"
     cli.main(["average", str(save / "checkpoint_1_3.pt"), str(save / "checkpoint_1_6.pt"), "--output", str(without)])
     message = fail([*options(data, 9), "--restore-file", without], save)
@@ -125,7 +125,7 @@ def test_a_checkpoint_without_optimizer_is_refused(data: Path, save: Path, tmp_p
 
 
 def test_an_unknown_metric_does_not_lose_the_epoch(data: Path, tmp_path: Path) -> None:
-    """fairseq knows the metrics after the first validation."""
+    """fairseq knows the metrics only after the first validation."""
     command = [*options(data, 50), "--save-interval-updates", 0, "--max-epoch", 1]
     process = faults.start(
         [*command, "--best-checkpoint-metric", "bleu", "--maximize-best-checkpoint-metric"], tmp_path
@@ -140,7 +140,7 @@ def test_an_unknown_metric_does_not_lose_the_epoch(data: Path, tmp_path: Path) -
 
 
 def with_other_words(data: Path, folder: Path, more: str = "") -> Path:
-    """Copy data, with another name for each word of the dictionaries, and ``more`` lines in them."""
+    """Copy data, with other names for all words of the dictionaries, and with ``more`` lines in the dictionaries."""
     shutil.copytree(data, folder)
     for path in folder.glob("dict.*"):
         path.write_text(path.read_text().replace("w", "v") + more)
@@ -174,7 +174,7 @@ def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path
 
 
 def test_killed_training_ends_as_if_undisturbed(data: Path, tmp_path: Path) -> None:
-    """Parameters, optimizer and schedule are bit-equal; ``make faults`` does the same for longer."""
+    """Parameters, optimizer and schedule are bit-equal; ``make faults`` tests the same for longer."""
     counts = faults.survive(data, tmp_path, "convs2s_tiny", kills=3, epochs=3, seed=1)
     assert counts.total() == 3
     log = (tmp_path / "convs2s_tiny.disturbed" / "log").read_text()
@@ -190,9 +190,9 @@ def test_a_finished_training_is_left_alone(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_resumed_schedule_gets_the_last_validation(data: Path, tmp_path: Path) -> None:
-    """Without validation in some epochs, and with a metric that is never better than at first, the rate falls."""
+    """The rate falls even if some epochs have no validation, and the metric is never better than at first."""
     command = ["--validate-interval", 2, "--best-checkpoint-metric", "bsz", "--save-interval-updates", 0]
-    command += ["--max-tokens", 9999, "--max-epoch"]  # one update in each epoch
+    command += ["--max-tokens", 9999, "--max-epoch"]  # one update per epoch
     rates = []
     for name, epochs in (("straight", [6]), ("resumed", [5, 6])):
         states = [train(data, tmp_path / name, *command, epoch) for epoch in epochs]
@@ -210,7 +210,7 @@ def test_a_new_schedule_gets_no_validation(reset: str | None) -> None:
 
 
 def test_the_next_training_of_a_process_starts_afresh(tmp_path: Path) -> None:
-    """As in ``fairseq-hydra-train --multirun``."""
+    """fairseq-hydra-train --multirun, for example, runs several trainings in one process."""
     checkpoint_utils.save_checkpoint.best = 0.0
     limits = SimpleNamespace(max_update=0, stop_time_hours=0.0)
     trainer = SimpleNamespace(
@@ -226,11 +226,11 @@ def test_the_next_training_of_a_process_starts_afresh(tmp_path: Path) -> None:
     assert not hasattr(checkpoint_utils.save_checkpoint, "best")
 
 
-def test_patience_outlives_the_process(data: Path, tmp_path: Path) -> None:
-    """At rate zero no validation is better than the first, and three of them end training."""
+def test_patience_counts_across_processes(data: Path, tmp_path: Path) -> None:
+    """At learning rate zero, no validation is better than the first, and three such validations end training."""
     command = ["--lr", 0, "--patience", 3]
-    assert updates(train(data, tmp_path, *command, "--max-update", 3)) == 3  # validated once, and the best
-    assert updates(train(data, tmp_path, *command, "--max-update", 9)) == 9  # two that are no better
+    assert updates(train(data, tmp_path, *command, "--max-update", 3)) == 3  # one validation, which is the best so far
+    assert updates(train(data, tmp_path, *command, "--max-update", 9)) == 9  # two validations without improvement
     ended = train(data, tmp_path, *command, "--max-update", 99)
     assert updates(ended) == 12
     again = train(data, tmp_path, *command, "--max-update", 99)

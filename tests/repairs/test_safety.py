@@ -83,14 +83,14 @@ def attributed(name: str, **attributes: object) -> tarfile.TarInfo:
         [link("model/null", kind=tarfile.CHRTYPE)],
         [link("model/disk", kind=tarfile.BLKTYPE)],
         [link("model/unknown", kind=b"V")],
-        ["model/model.pt"],  # twice
+        ["model/model.pt"],  # the same name twice
         ["model/a", folder("model/a")],
         [folder("model/a"), "model/a"],
         ["model/a", "model/a/b"],
         ["model/a/b", "model/a"],
         ["a" * 256],
         ["a/" * 128 + "model.pt"],
-        [attributed("model/a", pax_headers={"size": "-2048"})],  # leads back to an earlier member, without end
+        [attributed("model/a", pax_headers={"size": "-2048"})],  # leads back to an earlier member, endlessly
         [attributed("model/a", pax_headers={"path": "model/a\0b"})],
         [attributed("model/a", pax_headers={"GNU.sparse.size": "1000000000000", "GNU.sparse.map": "0,0"})],
         [f"model/{number}" for number in range(safety.MOST_MEMBERS)],
@@ -113,7 +113,7 @@ def test_modes_are_not_those_of_the_archive(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [["best.pt", "code"], ["./best.pt"], ["best.pt"], ["model/ab", "model/ac"]])
 def test_an_archive_without_a_folder_of_its_own(names: list[str], tmp_path: Path) -> None:
-    """fairseq takes a common prefix of letters for a folder, after it has removed the archive."""
+    """fairseq uses a common prefix of letters as the folder, after it has removed the archive."""
     path = make(tmp_path / "model.tar", *([folder(".")] if names[0].startswith(".") else []), *names)
     assert sorted(unpacked(path)) == [Path(name).name for name in names]
 
@@ -135,7 +135,7 @@ def test_a_damaged_archive_is_named_and_kept(kind: str, tmp_path: Path) -> None:
 
 
 def test_half_a_folder_is_never_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process is killed when the files are written; then another process is faster."""
+    """A process is killed while it writes the files; in a second case, another process finishes first."""
     path, unpack = make(tmp_path / "model.tar", "model/model.pt"), safety.unpack
 
     def unpack_and_die(*args: Path) -> None:
@@ -180,7 +180,7 @@ def test_options_are_read_as_literals(text: str) -> None:
     ],
 )
 def test_literals_have_a_largest_size(largest: str, larger: str) -> None:
-    """Elements of inner lists count; without a limit, a few letters could fill gigabytes."""
+    """Elements of inner lists count; without a limit, a few characters could fill gigabytes."""
     assert literal(largest) == eval(largest)
     with pytest.raises(ValueError, match="not a literal"):
         literal(larger)
@@ -193,7 +193,7 @@ def evaluating_modules() -> Iterator[str]:
         for path in sorted(root.rglob("*.py")):
             inside = path.relative_to(root.parent).with_suffix("")
             if inside.parts[:2] == ("fairseq", "examples"):
-                continue  # programs of their own, which import each other as `examples`
+                continue  # separate programs, which import each other as `examples`
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("eval", "exec"):
                     yield ".".join(inside.parts)
@@ -222,7 +222,7 @@ for name in sys.argv[1:]:
 
 
 def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
-    """Half of them are loaded before the plugin, unless fairseq has loaded them already, and half after it."""
+    """Half of the modules are loaded before the plugin, unless fairseq has loaded them already, the others after it."""
     names = list(evaluating_modules())
     assert {"fairseq.criterions.ctc", "fairseq.data.audio.raw_audio_dataset", "fairseq_cli.validate"} <= set(names)
     command = [sys.executable, "-W", "ignore", "-c", _LOOK_AT_MODULES, *names[::2], *names[1::2]]
@@ -234,7 +234,7 @@ def test_every_module_reads_literals_whenever_it_is_loaded() -> None:
 
 
 def test_a_module_with_an_eval_of_its_own_keeps_it() -> None:
-    """A later fairseq may have one that runs nothing."""
+    """A later fairseq version may define a safe `eval`."""
     module = ModuleType("safe")
     module.eval = ast.literal_eval  # type: ignore[attr-defined]
     safety.read_literals(module)

@@ -1,4 +1,4 @@
-"""Checkpoints are saved whole and with float32 parameters; damaged ones are named."""
+"""Checkpoints are saved completely and with float32 parameters, and damaged checkpoints are named."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def test_a_failed_write_or_copy_leaves_nothing(tmp_path: Path) -> None:
         assert torch.equal(torch.load(path)["model"], torch.zeros(100))
 
 
-def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
-    """Files that are still being written, here or on another machine, stay."""
+def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    """Files that are still being written, by this or another machine, stay."""
     path = tmp_path / "checkpoint_last.pt"
     killed = multiprocessing.get_context("fork").Process(target=os.getpid)
     killed.start()
@@ -75,7 +75,7 @@ def test_leftovers_of_killed_processes_are_removed(tmp_path: Path) -> None:
 def test_a_checkpoint_is_written_in_place_if_it_cannot_be_renamed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some storage is no file system."""
+    """Some storage is not a file system."""
     monkeypatch.setattr(PathManager, "supports_rename", lambda _: False)
     path, other = tmp_path / "checkpoint1.pt", tmp_path / "checkpoint_last.pt"
     other.touch()
@@ -87,7 +87,7 @@ def test_a_checkpoint_is_written_in_place_if_it_cannot_be_renamed(
 
 
 def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise a power failure may leave the name without the content."""
+    """A power failure could otherwise leave the name without the content."""
     path, synced, sync = tmp_path / "checkpoint1.pt", [], os.fsync
 
     def record(descriptor: int) -> None:
@@ -120,9 +120,9 @@ def damage(path: Path) -> str:
 
 
 def test_every_reader_refuses_damaged_records(data: Path, save: Path, tmp_path: Path) -> None:
-    """torch would load them; the error names the record and the newest of the other checkpoints."""
+    """torch would load damaged records; the error names the record and the newest other checkpoint."""
     path, new = save / "checkpoint_last.pt", tmp_path / "new"
-    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is not what was saved"
+    error = f"{path} is damaged and cannot be read: its record {damage(path)!r} is corrupt"
     for option in ("restore-file", "finetune-from-model"):
         assert error in fail([*options(data, 9), f"--{option}", path], save), option
     found = run("generate", data, "--user-dir", USER_DIR, "--path", path, succeeds=False).stderr
@@ -143,7 +143,7 @@ def test_every_reader_refuses_damaged_records(data: Path, save: Path, tmp_path: 
 
 @pytest.mark.parametrize("cut", [True, False])
 def test_training_resumes_from_the_newest_undamaged_checkpoint(cut: bool, data: Path, save: Path) -> None:
-    """Those of the last update are cut or have a damaged record; an average is not one of training's."""
+    """The last update's checkpoints are truncated or have a damaged record; an averaged checkpoint is not used."""
     (save / "checkpoint_averaged.pt").write_bytes((save / "checkpoint_1_3.pt").read_bytes())
     for name, size in (("checkpoint_last.pt", 10_000), ("checkpoint_best.pt", 10_000), ("checkpoint_1_6.pt", 0)):
         if cut:
@@ -164,11 +164,11 @@ def test_every_record_is_compared_with_its_checksum(record: str, tmp_path: Path)
         content = archive.read(f"archive/{record}")
     path.write_bytes(path.read_bytes().replace(content, content[:-1] + b"x"))
     with path.open("rb") as file:
-        assert f"its record 'archive/{record}' is not what was saved" in str(saving.damage_of(file))
+        assert f"its record 'archive/{record}' is corrupt" in str(saving.damage_of(file))
 
 
 def test_a_checkpoint_without_checksums_is_read(trained: Path, tmp_path: Path) -> None:
-    """torch before 1.6 wrote none, and later versions have an option to write none."""
+    """torch before 1.6 wrote no checksums, and later versions have an option to omit them."""
     state = torch.load(trained / "checkpoint_last.pt", weights_only=False)
     computed = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -237,7 +237,7 @@ def test_two_stopped_processes_end_as_if_undisturbed(data: Path, tmp_path: Path)
     [("--bf16", "--restore-file FILE --reset-optimizer"), ("--cpu", "--finetune-from-model FILE --bf16")],
 )
 def test_another_precision_begins_with_the_same_parameters(before: str, after: str, data: Path, tmp_path: Path) -> None:
-    """At rate zero they stay as loaded."""
+    """With learning rate zero, the parameters stay as they were loaded."""
     trained = train(data, tmp_path / "trained", before, "--max-update", 3)
     assert list(faults.differences(trained["model"], rounded(trained)))
     start = str(tmp_path / "trained" / "checkpoint_last.pt")
@@ -248,7 +248,7 @@ def test_another_precision_begins_with_the_same_parameters(before: str, after: s
 
 @pytest.mark.parametrize("option", ["--bf16", "--memory-efficient-bf16"])
 def test_a_checkpoint_with_rounded_parameters_is_reported(option: str, data: Path, tmp_path: Path) -> None:
-    """Plain fairseq saves it so; ``--memory-efficient-bf16`` has no float32 parameters to lose."""
+    """Plain fairseq saves rounded parameters; ``--memory-efficient-bf16`` has no float32 parameters to lose."""
     train(data, tmp_path, option, "--max-update", 3)
     path = tmp_path / "checkpoint_last.pt"
     saved = torch.load(path, weights_only=False)
@@ -267,7 +267,7 @@ def config() -> FairseqConfig:
 
 
 def test_parameters_in_one_vector(monkeypatch: pytest.MonkeyPatch) -> None:
-    """GPUs have such a vector; here it is on the device None, like all tensors of a CPU."""
+    """GPUs have such a vector; here it is on the device None, like the storage of all CPU tensors."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     sizes = [torch.Size(size) for size in ((2, 3), (4,), ())]
     parameters = [torch.nn.Parameter(torch.randn(size).half()) for size in sizes]

@@ -30,7 +30,7 @@ def preprocess(folder: Path, data: Path, *options: object, source: bytes, target
     "options", [[], ["--workers", 4], ["--dataset-impl", "raw"], ["--dataset-impl", "lazy"]], ids=str
 )
 def test_only_a_line_feed_ends_a_line(data: Path, tmp_path: Path, options: list[object]) -> None:
-    """fairseq splits a sentence at a carriage return, and misaligns all pairs after it."""
+    """fairseq splits a sentence at a carriage return, and so misaligns all pairs after it."""
     preprocess(tmp_path, data, *options, source="\n".join(LINES).encode(), target="\n".join(WORDS).encode())
     dictionary = Dictionary.load(str(data / "dict.src.txt"))
     implementation = options[1] if "--dataset-impl" in options else "mmap"
@@ -59,7 +59,7 @@ def test_misaligned_texts_are_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("few", [False, True])
 def test_no_translation_is_an_error(tmp_path: Path, data: Path, few: bool) -> None:
-    """All sentences are too long, or they are in the other shards."""
+    """All sentences are too long, or all belong to other shards."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     args, model = random_model("convs2s_tiny", task, criterion="cross_entropy", task="translation")
     for side in ("src", "tgt"):

@@ -24,7 +24,7 @@ MODELS += [("conv_encoder_tiny", {"encoder_type": each}) for each in ("lstm", "p
 
 
 class Draws(TorchDispatchMode):
-    """Count the random numbers that are drawn."""
+    """Count the random numbers that are drawn within the context."""
 
     numbers = 0
 
@@ -45,7 +45,7 @@ def build(architecture: str, task: SimpleNamespace, **options: Any) -> BaseFairs
 def test_a_loaded_model_draws_no_numbers(
     task: SimpleNamespace, architecture: str, options: dict[str, Any], strict: bool
 ) -> None:
-    """fairseq's models draw them, and so do ours if the checkpoint need not hold every parameter."""
+    """fairseq's own models draw random numbers, and so do ours if the checkpoint may lack parameters."""
     trained = build(architecture, task, **options)
     state = {"cfg": OmegaConf.create({"model": {"_name": architecture}, "task": {}}), "model": trained.state_dict()}
     loader = SimpleNamespace(build_model=lambda cfg: build(architecture, task, **options))
@@ -55,7 +55,7 @@ def test_a_loaded_model_draws_no_numbers(
     ours = architecture != "transformer_tiny"
     assert (draws.numbers < 0.01 * size) == (ours and strict)
     for (name, actual), expected in zip(model.state_dict().items(), trained.state_dict().values(), strict=True):
-        # Of its Transformer's state fairseq 0.12.2 neither reads copies for torch's fused layer nor an empty number.
+        # fairseq 0.12.2's Transformer does not load copies for torch's fused layer, nor an uninitialised buffer.
         if ours or not re.fullmatch(r"encoder\.layers\.\d+\.\w+|.+\._float_tensor", name):
             assert torch.equal(actual, expected), name
 
@@ -68,16 +68,16 @@ def test_models_built_afterwards_draw_numbers(task: SimpleNamespace) -> None:
 
 
 def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
-    """The plain form has the same tokens without padding; fairseq looks at the padding."""
+    """A padded buffer gives the same result as tokens without padding; fairseq's function looks at the padding."""
     block, tokens = NGramRepeatBlock(3, use_extension=False), torch.tensor([[2, 5, 6, 7, 5, 6], [2, 5, 6, 7, 6, 5]])
     buffer = torch.cat([tokens, torch.ones(2, 4, dtype=torch.long)], dim=1)
     alone, inside = (block(given, torch.zeros(2, 9), bsz=1, beam_size=2, step=5) for given in (tokens, buffer))
     assert torch.equal(inside, alone)
-    assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # 5 6 7 again
+    assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # the trigram 5 6 7 would be repeated
 
 
 def test_sentences_beyond_a_batch_are_skipped(data: Path, tmp_path: Path) -> None:
-    """In training, validation and translation, like other sentences that are too long."""
+    """Training, validation and translation skip sentences that exceed a batch, like other long sentences."""
     options = [data, "--user-dir", USER_DIR, "--max-tokens", 6, "--skip-invalid-size-inputs-valid-test"]
     training = ["--arch", "convs2s_tiny", "--optimizer", "adam", "--max-update", 1, "--save-dir", tmp_path, *QUIET]
     result = run("train", *options, *training)

@@ -17,9 +17,9 @@ from tests.search.searching import Model
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
 def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, device: torch.device) -> Model:
-    """Return a function that builds the same random model at each call, in double precision, so that results compare.
+    """Return a function that builds the same random model at each call, in double precision, to compare results.
 
-    Scores are in single precision nevertheless.
+    Scores are in single precision.
     """
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
@@ -28,14 +28,14 @@ def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, d
 
 @pytest.fixture(params=["one by one", "in pairs"])
 def steps_of_convolutions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compute steps of convolutions as in narrow layers, and in pairs as in layers of 512 with kernel three."""
+    """Compute some steps of convolutions as in narrow layers, and some in pairs as in layers of width 512."""
     if request.param == "in pairs":
         monkeypatch.setattr(convolution, "NARROWEST", 0)
 
 
 @pytest.fixture
 def some(dictionary: Dictionary) -> Candidates:
-    """Return candidates: special symbols, 8 frequent words, and one per source word, about 25 of 44 per batch."""
+    """Return candidates: special symbols, 8 frequent words, and one per source word, about 25 of 44 words per batch."""
     always = torch.zeros(len(dictionary), dtype=torch.bool)
     always[: dictionary.nspecial] = True
     generator = torch.Generator().manual_seed(1)

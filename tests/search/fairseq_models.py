@@ -31,7 +31,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 
 
 def fairseq_model(architecture: str, task: SimpleNamespace, seed: int = 1, **options: Any) -> BaseFairseqModel:
-    """Build a random model in evaluation mode, with predictions that are not uniform and sentences that end."""
+    """Build a random model in evaluation mode, with nonuniform predictions and with sentences that end."""
     _, model = random_model(architecture, task, seed, **{**_SIZES[architecture], **options})
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Modes of search, the search itself, and comparison of its hypotheses."""
+"""Modes of search, the search itself, and comparison of hypotheses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fairseq_plugins.search.generator import copy_to_host_async
 from tests.common import test_generation
 
 LENGTHS = [9, 6, 3, 1]  # fairseq's lstm needs descending lengths
-PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # the third one is a whole sentence
+PREFIX = torch.tensor([[7, 8, 9], [10, 1, 1], [12, 2, 1], [1, 1, 1]])  # the third prefix is a whole sentence
 OTHER_MODES = {
     "prefix with an end": {"prefix_tokens": PREFIX},
     "prefix longer than outputs": {"prefix_tokens": PREFIX, "max_len_b": 1, "min_len": 0},
@@ -45,17 +45,17 @@ Model = Callable[..., BaseFairseqModel]
 
 
 def read_copy_later(numbers: Tensor) -> Callable[[], Any]:
-    """Copy numbers now and read them later, like a GPU."""
+    """Copy numbers now, to be read later, like numbers of a GPU."""
     return copy_to_host_async(numbers.clone())
 
 
 def generate(kind: type, *given: Any, **options: Any) -> Any:
-    """Call `test_generation.generate` with a generator of any kind."""
+    """Call `test_generation.generate` with a generator of any class."""
     return test_generation.generate(*given, kind=kind, **options)
 
 
 def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
-    """Compare hypotheses; if a prefix ends a sentence, fairseq's copies may have the attention of another row."""
+    """Compare hypotheses; if a prefix ends a sentence, fairseq's copies may have another row's attention."""
     assert [[beam["tokens"].tolist() for beam in beams] for beams in actual] == [
         [beam["tokens"].tolist() for beam in beams] for beams in expected
     ]

@@ -1,4 +1,4 @@
-"""This plugin's beam search against fairseq's."""
+"""This plugin's beam search, compared with fairseq's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
 from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
 
-# A beam of k uses the best 2k of 44 words of each hypothesis.
+# A beam of k uses the best 2k words of each hypothesis; there are 44 words.
 MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
 MODES["wide as all words"] = {"beam_size": 60, "max_len_b": 4}
 
@@ -41,7 +41,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 @pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("beam", [1, 4])
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
-    """Packed products in two batches; rounding depends on the number of rows."""
+    """Products are packed, and two batches share the cache; rounding errors depend on the number of rows."""
     source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": PackedWeightCache()}
     for _ in range(2):
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
@@ -81,8 +81,8 @@ PLAIN += [mode for mode in MODES if mode.startswith(("wide", "prefix"))]
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_which_modes_fairseq_searches(build, dictionary, sentences, monkeypatch, mode: str) -> None:
-    """Otherwise `test_the_fast_search` would compare fairseq with itself."""
+def test_modes_that_are_left_to_fairseq(build, dictionary, sentences, monkeypatch, mode: str) -> None:
+    """If fairseq searched in all modes, `test_the_fast_search` would compare fairseq with itself."""
     left = []
     monkeypatch.setattr(SequenceGenerator, "_generate", lambda *_: left.append(mode) or [])
     generate(FastBeamSearch, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), **MODES[mode])
@@ -112,8 +112,8 @@ EXCEPTIONS = ["length of the source", "language model", "no state", "adaptive so
 
 
 @pytest.mark.parametrize("but_for", EXCEPTIONS)
-def test_searches_that_are_plain_except_for_one_thing(build, task, dictionary, sentences, but_for: str) -> None:
-    """Exceptions that are not among the modes."""
+def test_searches_with_one_unsupported_property(build, task, dictionary, sentences, but_for: str) -> None:
+    """A search that fairseq has to do because of one property gives the same result as fairseq's own search."""
     models, source, options = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS), {}
     match but_for:
         case "length of the source":
@@ -170,9 +170,9 @@ def test_an_impossible_length(build, dictionary, sentences) -> None:
 
 
 def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """The CPU stands for a GPU, whose numbers are read one step late.
+    """The CPU stands for a GPU, and its numbers are read one step late.
 
-    Ends of a sentence after its k-th hypothesis are ignored.
+    Ends of a sentence after its k-th finished hypothesis are ignored.
     """
     assert [generator.steps_between_reads(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
     monkeypatch.setattr(generator, "copy_to_host_async", read_copy_later)
@@ -183,7 +183,7 @@ def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, s
 
 
 class OneDevice(TorchDispatchMode):
-    """Refuses operations on tensors of two devices, like a GPU."""
+    """Refuse operations on tensors of two devices, like a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [part for part in tree_leaves((args, kwargs)) if isinstance(part, Tensor) and part.dim()]
@@ -194,7 +194,7 @@ class OneDevice(TorchDispatchMode):
 @pytest.mark.parametrize("capacity", [None, 32])
 @torch.no_grad()
 def test_a_step_does_not_synchronise(build, architecture: str, dictionary, capacity: int | None) -> None:
-    """Meta tensors have no values to read.  All tensors stay on the device of the source, even after a drop."""
+    """Meta tensors have no values to read.  All tensors stay on the device of the source, even if sentences leave."""
     model, empty = build(architecture).to("meta"), partial(torch.empty, dtype=torch.long, device="meta")
     model.make_generation_fast_(need_attn=True)
     search, source = FastBeamSearch([model], dictionary, beam_size=2, word_penalty=1.0, max_len_b=5), empty(4, 5)
@@ -230,7 +230,7 @@ def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, w
 
 @pytest.mark.parametrize("min_len", [0, 1, 3])
 def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentences, min_len: int) -> None:
-    """Excluded words never appear, even if fewer than k hypotheses remain."""
+    """Excluded words never occur, even if fewer than k hypotheses remain."""
     possible = {2, 9, 21}
     names = [dictionary[word] for word in range(len(dictionary)) if word not in possible and word != dictionary.unk()]
     options = {"tokens_to_suppress": names, "unk_penalty": math.inf, "min_len": min_len, "beam_size": 4}
@@ -243,7 +243,7 @@ def test_fewer_possible_words_than_hypotheses(model: Model, dictionary, sentence
 
 
 def test_an_ensemble_built_by_fairseq(build, dictionary, sentences) -> None:
-    """fairseq's generator accepts an ensemble instead of a list of models, and can be called like a module."""
+    """fairseq's generator accepts an ensemble instead of a list of models, and is called like a module."""
     models, source = [build(ARCHITECTURES[0]).double()], sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     made = FastBeamSearch(EnsembleModel(models), dictionary, beam_size=4, max_len_b=12)

@@ -1,4 +1,4 @@
-"""`best_words` against `torch.topk`."""
+"""`best_words`, compared with `torch.topk`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairseq_plugins.search.beam_search import best_words
 @pytest.mark.parametrize("count", [1, 2, 10])
 @pytest.mark.parametrize("size", [11, 64, 640, 1280, 1281, 1343, 1344, 5000])
 def test_equals_topk(count: int, size: int) -> None:
-    """Sizes with and without a remainder; best words in one block, in the remainder, or with minus infinity."""
+    """Sizes have a remainder or none; the best words are in one block, in the remainder, or have minus infinity."""
     torch.manual_seed(size)
     scores = torch.randn(7, size)
     scores[1, -10:] += 10

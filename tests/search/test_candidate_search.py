@@ -1,4 +1,4 @@
-"""Search with candidates against fairseq's search over all words, or with the other words masked."""
+"""Search with candidates, compared with fairseq's search over all words, or with other words masked."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate
 
 
 def with_masked_output(model: Any, mask: Tensor) -> Any:
-    """Give words outside the mask probability zero."""
+    """Set the probability of words outside the mask to zero."""
     forward = model.decoder.forward
 
     def masked(*args: Any, **kwargs: Any) -> Any:
@@ -50,7 +50,7 @@ def test_some_words(model: Model, some: Candidates, dictionary, sentences, devic
 
 
 def test_another_first_word_in_a_search_of_fairseq(model: Model, some: Candidates, dictionary, sentences) -> None:
-    """Its index among the candidates differs from its index in the dictionary."""
+    """The first word's index among the candidates differs from its index in the dictionary."""
     source, options = sentences(LENGTHS, left_pad=True), {**MODES["no repetition"], "bos_token": 40}
     mask = some.mask(source).index_fill_(0, torch.tensor(40, device=source.device), True)
     actual = generate(FastBeamSearch, [model()], dictionary, source, candidates=some, **options)
@@ -60,7 +60,7 @@ def test_another_first_word_in_a_search_of_fairseq(model: Model, some: Candidate
 
 @torch.no_grad()
 def test_sampling_some_words(model: Model, some: Candidates, dictionary, sentences) -> None:
-    """Random numbers differ from sampling over all words, so compare scores of the sampled words."""
+    """Random numbers differ from sampling over all words, so the test compares scores of the sampled words."""
     source = sentences([5])
     words = some.mask(source).nonzero().squeeze(1)
     ((beam, *_),) = generate(

@@ -1,4 +1,4 @@
-"""Tests that need a GPU: replayed CUDA graphs, no synchronisation, and half precision."""
+"""Tests that require a GPU: replayed CUDA graphs, no synchronisation, and half precision."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def launches(step: Any) -> tuple[int, int]:
 @torch.no_grad()
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.dtype) -> None:
-    """Replays round like other steps, and do not synchronise, except for the first batch of a shape."""
+    """Replayed steps round like other steps, and synchronise only for the first batch of a shape."""
     model = build(architecture).to(dtype)
     model.make_generation_fast_(need_attn=True)
     exact = copy.deepcopy(model).double()
@@ -64,14 +64,14 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
                 for _ in range(STEPS):
                     beams.prepare_and_step()
                 found = beams.scores, beams.attention
-            # Only the first hypothesis of each sentence takes the forced words.
+            # Only the first hypothesis of each sentence is forced to these words.
             scores, attention = (part[:STEPS].double() for part in found)
             first = attention[:, : len(lengths) * BEAM : BEAM, : source.size(1)]
             results.append([scores[:, : len(lengths), :1].diff(dim=0), first])
         for mine, theirs, expected in zip(*results, strict=True):
             mine, theirs = ((each - expected).norm(dim=-1) for each in (mine, theirs))
             least = 1e-7 * expected.norm()
-            # Attention may be a difference of large numbers, so rounding errors may differ by a factor of ten.
+            # Attention may be a difference of large numbers, so its rounding errors may differ by a factor of ten.
             assert mine.norm() <= (16 if dtype == torch.float32 else 4) * theirs.norm() + 10 * least
             assert ((mine + least) / (theirs + least)).log().clamp(min=-1).mean() <= math.log(4)
     with graphs.search(model, search.begin, source, rules) as (_, step):
@@ -80,12 +80,12 @@ def test_forced_words(build, architecture, sentences, dictionary, dtype: torch.d
 
 
 def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the score of each best hypothesis in double precision, and the largest error of its words' scores."""
+    """Return the double-precision score of each best hypothesis, and the largest error of its words' scores."""
     scores, differences = [], []
     for sentence, beams in zip(source, found, strict=True):
         for beam in beams:
             words = beam["tokens"].unsqueeze(0)
-            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # the end is also the first input
+            logits, _ = exact(sentence.unsqueeze(0), None, words.roll(1, dims=1))  # rolling puts the end first
             expected = logits.log_softmax(dim=-1).gather(2, words.unsqueeze(2)).flatten()
             differences.append(beam["positional_scores"] - expected)
             if beam is beams[0]:
@@ -97,7 +97,7 @@ def scored(exact: Any, source: torch.Tensor, found: Any) -> tuple[torch.Tensor, 
 @pytest.mark.parametrize("compiles", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_searches_in_half_precision(build, architecture, sentences, dictionary, dtype, compiles: bool) -> None:
-    """Rounding errors are similar to fairseq's, which may find other words, but hardly better ones."""
+    """Rounding errors are similar to fairseq's; fairseq may find other words, but hardly better ones."""
     model, source = build(architecture).to(dtype), sentences([9, 3, 6, 1])
     exact = copy.deepcopy(model).double()
     model.make_generation_fast_()
@@ -112,14 +112,14 @@ def test_searches_in_half_precision(build, architecture, sentences, dictionary, 
 
 @pytest.mark.parametrize("compiles", [False, True])
 def test_a_search_is_read_every_fourth_step(build, architecture, sentences, dictionary, compiles: bool) -> None:
-    """Nine steps are read twice, by waiting for an event, which torch does not count; then the results are read."""
+    """Nine steps are read twice by waiting for an event, which torch does not count; then the results are read."""
     model, source = build(architecture).double(), sentences([9, 3, 6, 1])
     model.make_generation_fast_()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(1).sum(dim=1)}}
     options = {"beam_size": BEAM, "min_len": 8, "max_len_b": 8}
     expected = SequenceGenerator([model], dictionary, **options).generate([model], sample)
     search = FastBeamSearch([model], dictionary, graphs=GraphCache() if compiles else None, **options)
-    search.generate([model], sample)  # compiles
+    search.generate([model], sample)  # compiles the search
     torch.cuda.set_sync_debug_mode("warn")
     try:
         with warnings.catch_warnings(record=True) as caught:
@@ -129,5 +129,5 @@ def test_a_search_is_read_every_fourth_step(build, architecture, sentences, dict
         torch.cuda.set_sync_debug_mode("default")
     assert_same(actual, expected, 1e-5)
     looks = [each for each in caught if "synchronizing" in str(each.message)]
-    # Back-pointers and scores to the host, token rules to the device, and words and scores back to the device.
+    # Synchronisations: back-pointers and scores to the host, token rules to the device, words and scores back to it.
     assert len(looks) <= 10, [f"{each.filename}:{each.lineno}" for each in looks]

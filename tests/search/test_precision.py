@@ -33,7 +33,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
 @pytest.mark.usefixtures("steps_of_convolutions")
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_that_change_during_training(build, architecture, dictionary, sentences, precision) -> None:
-    """Changes through `.data`, as by half-precision optimizers and averages of weights."""
+    """Half-precision optimizers and averages of weights change weights through `.data`."""
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained, other = build(architecture, 1), build(architecture, 2)
@@ -57,7 +57,7 @@ WEIGHTED = {
 @pytest.mark.parametrize("weights", WEIGHTED)
 @torch.no_grad()
 def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
-    """A model in training and its unchanged copy share a cache, and each uses its own weights."""
+    """A model in training and its unchanged copy share a cache, but each uses its own weights."""
     options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
     trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
     kept, packing = copy.deepcopy(trained), PackedWeightCache()
@@ -66,6 +66,6 @@ def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
     first = search([kept], packing=PackedWeightCache())
     for name in [name for name, _ in trained.named_parameters() if "branches" in name]:
         trained.get_parameter(name).data.copy_(other.get_parameter(name).data)
-        # The copy comes first, and finds the entries of its original.
+        # The copy is used first, and finds the cache entries of its original.
         assert_same(search([kept], packing=packing), first, tolerance=0)
         assert_same(search([trained], packing=packing), search([trained], packing=PackedWeightCache()), tolerance=0)

@@ -24,7 +24,7 @@ from tests.search.searching import assert_same, generate
 
 BEAM = 3
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="torch.compile needs a C++ compiler: g++")
-# These batches are padded to the same shape: up to four sentences, up to 32 words.
+# These batches are padded to the same shape: up to four sentences and up to 32 words.
 SHAPES = [[9, 6, 3, 1], [4, 4, 2], [32, 32, 5, 4]]
 PREFIX = torch.tensor([[7, 8], [10, 1], [12, 2]])
 
@@ -34,7 +34,7 @@ def unchanged(function: Any) -> Any:
 
 
 def record(run: Run) -> Run:
-    """Record the operators of a run, and repeat them in the same memory, like a CUDA graph."""
+    """Record the operators of a run; calling the result repeats them in the same memory, like a CUDA graph."""
     graph: Run = make_fx(run)()
     return graph
 
@@ -87,7 +87,7 @@ def test_compiled_searches_with_candidates(build, sentences, dictionary, precisi
 @needs_compiler
 @pytest.mark.slow
 def test_long_compiled_searches(build, architecture, sentences, dictionary) -> None:
-    """The state grows."""
+    """The state must grow in a long search."""
     model = build(architecture, max_target_positions=500).double()
     model.make_generation_fast_(need_attn=True)
     check(model, dictionary, GraphCache(), [sentences([9, 6]), sentences([30, 25])], min_len=200, max_len_b=300)
@@ -95,7 +95,7 @@ def test_long_compiled_searches(build, architecture, sentences, dictionary) -> N
 
 @pytest.mark.parametrize("capture", [record, unchanged])
 def test_captured_searches(build, architecture, sentences, dictionary, capture) -> None:
-    """Set-up and step of the first batch repeat for other batches, so they contain no constants of the first one."""
+    """Set-up and step of the first batch are repeated for other batches, so they have no constants of the first one."""
     model, made = build(architecture).double(), GraphCache(capture, unchanged)
     model.make_generation_fast_(need_attn=True)
     batches = [sentences(lengths) for lengths in SHAPES]
@@ -113,7 +113,7 @@ def test_captured_searches(build, architecture, sentences, dictionary, capture) 
 
 
 def test_the_state_of_a_family_in_a_user_directory_is_copied() -> None:
-    """Its classes belong to another package than the plugin's."""
+    """The classes of the family belong to another package than the plugin's."""
 
     class Layer:
         def __init__(self, value: float) -> None:
@@ -129,7 +129,7 @@ def test_the_state_of_a_family_in_a_user_directory_is_copied() -> None:
 
 
 def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatch) -> None:
-    """It has one entry for each model, shape and mode, and drops the least recently used one."""
+    """The cache has one entry for each model, shape and mode, and drops the least recently used entry."""
     made, captured = GraphCache(lambda run: captured.append(run) or run, unchanged), []
     models = [build("convs2s_tiny", seed) for seed in (1, 2)]
     for model in models:
@@ -154,7 +154,7 @@ def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatc
 
 
 def test_searches_that_are_not_compiled(build, sentences, dictionary, caplog) -> None:
-    """Models in training, and sources beyond the model's positions, which need a count of their tokens on the host."""
+    """Models in training are not compiled, nor are sources beyond the model's positions: the host must count tokens."""
     made = GraphCache(unchanged, unchanged)
     model = build("convs2s_tiny")
     check(model.double(), dictionary, made, [sentences([9, 6])])
@@ -171,8 +171,8 @@ def test_searches_that_are_not_compiled(build, sentences, dictionary, caplog) ->
 
 @needs_compiler
 def test_the_compiler_does_not_see_reordering(build, architecture, sentences, dictionary) -> None:
-    """torch 2.6 to 2.9 may read moved rows of a state after overwriting them."""
-    seen: list[Any] = []  # operators after decomposition
+    """torch 2.6 to 2.9 may read re-ordered rows of a state after overwriting them."""
+    seen: list[Any] = []  # operators after torch's decomposition
 
     def look(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         return aot_autograd(fw_compiler=look_again)(graph, inputs)

@@ -1,4 +1,4 @@
-"""Some of the random searches that ``make searches`` compares with fairseq's."""
+"""A few of the random searches that ``make searches`` compares with fairseq's."""
 
 from __future__ import annotations
 

@@ -96,13 +96,13 @@ def task_with(dictionary: Dictionary, folder: Path, **options: Any) -> Translati
 
 
 def words(task: TranslationFastTask, dictionary: Dictionary) -> list[str]:
-    """Return the candidates of a batch with w1, without special symbols."""
+    """Return the candidates, without special symbols, of a batch with the source word w1."""
     mask = task.candidates.mask(torch.tensor([[dictionary.index("w1"), dictionary.eos()]]))
     return [dictionary[index] for index in mask.nonzero().flatten().tolist()[dictionary.nspecial :]]
 
 
 def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
-    """They are used with the same options if the folder is missing; the rest of the state is fairseq's."""
+    """If the folder is missing, the checkpoint's candidates are used, with the same options."""
     task = task_with(dictionary, folder)
     assert words(task, dictionary) == ["w5", "w11", "w12"]
     task.state.add_factory("more", lambda: [7])
@@ -111,7 +111,7 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
     assert set(state) == {"more", "candidates"}
     shutil.rmtree(folder)
 
-    for _ in range(2):  # candidates from a checkpoint are saved to the next one
+    for _ in range(2):  # candidates from a checkpoint are saved to the next checkpoint
         alone = task_with(dictionary, folder)
         alone.load_state_dict(state)
         assert set(state) == {"more", "candidates"}
@@ -166,7 +166,7 @@ def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:
 
 
 def test_a_state_without_candidates(dictionary, folder: Path) -> None:
-    """fairseq's task saves such states."""
+    """fairseq's own task saves states without candidates."""
     (folder / "frequent.txt").rename(folder.parent / "frequent.txt")
     folder.rename(folder.parent / "moved")
     task = task_with(dictionary, folder)

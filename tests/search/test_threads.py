@@ -21,12 +21,12 @@ MODES = ["float32", "int8", "graphs", "fairseq's model", "fairseq's search"]
 
 
 def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, translations: int) -> None:
-    """Half of the threads use candidates, each thread its own."""
+    """Run threads of which half use candidates, each thread its own."""
     precision = mode if mode in PRECISIONS else "float32"
     if not PRECISIONS[precision][1]():
         pytest.skip(f"this processor has no {precision}")
     graphs = None
-    if mode == "graphs":  # double precision is not packed, so batches reuse memory
+    if mode == "graphs":  # weights in double precision are not packed, so batches reuse memory
         model, graphs = model.double(), GraphCache(lambda run: run, lambda step: step)
     options: dict[str, Any] = {"beam_size": 3, "max_len_b": 6, "graphs": graphs}
     if mode == "fairseq's search":
@@ -44,7 +44,7 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
         packing = packing or shared
         return generate(FastBeamSearch, [model], dictionary, source, candidates=words, packing=packing, **options)
 
-    distinct = THREADS * len(sources)  # the two lengths have no common divisor
+    distinct = THREADS * len(sources)  # the lists' lengths have no common divisor
     expected = [translate(number, PackedWeightCache(precision)) for number in range(distinct)]
     parts = {name: id(part) for name, part in model.named_modules(remove_duplicate=False)}
     with ThreadPoolExecutor(THREADS) as pool:
@@ -62,7 +62,7 @@ def test_some_translations(build, task, device, sentences, dictionary, architect
 
 
 def test_the_quantisation_engine_is_restored() -> None:
-    """All threads share it, and packing wide layers changes it."""
+    """All threads share the quantisation engine, and packing wide layers changes it."""
     if not PRECISIONS["int8"][1]():
         pytest.skip("this processor has no int8")
     before = torch.backends.quantized.engine

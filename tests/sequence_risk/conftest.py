@@ -1,4 +1,4 @@
-"""Models to train, this plugin's and fairseq's, and a batch."""
+"""Models of this plugin and of fairseq to train, and a batch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_costs_use_words_without_bpe() -> None:
 
 @pytest.mark.parametrize("cost", ["bleu", "chrf", "rouge1", "rouge2", "rougeL"])
 def test_unknown_words_are_never_right(sample: Any, cost: str) -> None:
-    """An unknown word costs as much as any wrong word, even against an unknown word of the reference."""
+    """An unknown word costs as much as a wrong word, even if the reference has an unknown word, too."""
     pytest.importorskip("rouge_score")
     dictionary = Dictionary()
     for letter in "abcdefghijk":
@@ -48,7 +48,7 @@ def test_an_empty_hypothesis_matches_an_empty_reference(sample: Any, dictionary:
 
 @pytest.mark.parametrize("spaces", [False, True])
 def test_bleu_needs_words_separated_by_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
-    """The warning comes once."""
+    """The warning is printed only once."""
     dictionary = Dictionary()
     first, more = (dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b" if spaces else "b"))
     found = criterion(dictionary)

@@ -1,4 +1,4 @@
-"""The risk against its formula in plain form: fairseq's generator, and one forward pass per row."""
+"""The risk, compared with its plain formula: fairseq's generator, and one forward pass per row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.search.fairseq_models import fairseq_model
 from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
 
 BOS = 0
-NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # not autoregressive
+NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # these models are not autoregressive
 
 
 def text(dictionary: Dictionary, tokens: list[int]) -> str:
@@ -55,7 +55,7 @@ def plain(
     words = torch.arange(len(dictionary), device=loss.device) if words is None else words
 
     def lprobs(sentence: int, tokens: list[int]) -> tuple[Tensor, Tensor]:
-        source = inputs["src_tokens"]  # the whole batch, because the padding changes outputs of fairseq's fconv
+        source = inputs["src_tokens"]  # for the whole batch, because padding changes the outputs of fairseq's fconv
         previous = torch.tensor([[EOS, *tokens[:-1]]] * len(source), device=source.device)
         logits = model(source, inputs["src_lengths"], previous)[0][sentence]
         every = logits[:, words].log_softmax(dim=1)
@@ -135,12 +135,12 @@ def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monke
 
 
 def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
-    """The distinct samples of fairseq's generator with the same random numbers.
+    """Hypotheses are the distinct samples of fairseq's generator with the same random numbers.
 
-    Its maximum length depends on the longest source, so all sources have the same length.
+    fairseq's maximum length depends on the longest source, so all sources have the same length.
     """
     sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
-    models[0].training = True  # submodules stay in evaluation mode, without dropout
+    models[0].training = True  # submodules stay in evaluation mode, and so without dropout
     torch.manual_seed(5)
     loss, _, log = criterion(dictionary, risk_hypotheses=6, risk_sampling=True)(models[0], sample)
     torch.manual_seed(5)
@@ -174,7 +174,7 @@ def test_candidate_words(models: list[Any], sample: Any, dictionary: Dictionary)
 
 
 def test_dropout_is_off_only_in_the_search(build: Any, architecture: str, sample: Any, dictionary: Dictionary) -> None:
-    """Modes, names and attributes of the model's modules are unchanged afterwards."""
+    """After the search, modes, names and attributes of the model's modules are as before."""
     model, found = build(architecture, dropout=0.5), criterion(dictionary, risk_hypotheses=3)
     wanted = found.generator.generate(model, sample)
     model.train()
@@ -216,7 +216,7 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
 
 
 def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """Like DataParallel, which moves the first argument and needs at least one."""
+    """DataParallel, for example, moves the first argument and requires at least one argument."""
 
     class Wrapper(torch.nn.Module):
         def __init__(self, module: torch.nn.Module) -> None:
@@ -235,7 +235,7 @@ def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dic
 
 
 def test_too_many_hypotheses_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
-    """The message keeps torch's words, because fairseq skips a batch on a GPU that names them."""
+    """The message keeps torch's words, because fairseq skips a batch that causes such a message on a GPU."""
 
     def fill(*_: object) -> None:
         torch.empty(2**62, dtype=torch.int8)
@@ -261,7 +261,7 @@ def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictio
 
 
 def test_tasks_of_several_languages_are_refused(dictionary: Dictionary) -> None:
-    """Tasks of several languages need a common dictionary; fairseq's `target_dictionary` is one of several."""
+    """Tasks of several languages need a common dictionary; fairseq's `target_dictionary` belongs to one language."""
     with pytest.raises(ValueError, match="--decoder-langtok"):
         SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
     other = Dictionary()
@@ -274,7 +274,7 @@ def test_tasks_of_several_languages_are_refused(dictionary: Dictionary) -> None:
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])
 def test_a_tree_has_dropout_where_rows_have_it(build, sample, dictionary, double, monkeypatch, name) -> None:
-    """In training, a factor replaces dropout here, so that results can be compared."""
+    """A factor replaces dropout in this test, so that results can be compared."""
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
     rows, _ = criterion(dictionary).hypothesis_sets(sample, searched(model, sample, dictionary, 4))
     model.train()

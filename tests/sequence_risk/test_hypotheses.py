@@ -19,7 +19,7 @@ from fairseq_plugins.sequence_risk.hypotheses import _Sampling
 from tests.operators import Operators
 from tests.sequence_risk.risk import EOS, criterion, translation_task
 
-LONGEST = [{9 + 5 + 1}, {6 + 5 + 1}, {1 + 5 + 1}]  # for sources of 6, 4 and 1 words; includes the end
+LONGEST = [{9 + 5 + 1}, {6 + 5 + 1}, {1 + 5 + 1}]  # lengths including the end, for sources of 6, 4 and 1 words
 
 
 def test_a_forced_end_whose_probability_underflows(build: Any, sample: Any, dictionary: Dictionary) -> None:
@@ -30,7 +30,7 @@ def test_a_forced_end_whose_probability_underflows(build: Any, sample: Any, dict
 
 
 def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> None:
-    """Scores equal those of fairseq's sampling if that does not fail."""
+    """Scores equal those of fairseq's sampling where fairseq's does not fail."""
     lprobs = torch.full((2, 3, len(dictionary)), -torch.inf)
     lprobs[:, :, EOS] = torch.tensor([-0.5, -79.0, -85.0])
     scores = torch.randn(2, 3, 4)
@@ -39,7 +39,7 @@ def test_a_forced_end_counts_with_its_probability(dictionary: Dictionary) -> Non
 
 
 def test_the_former_name_of_the_option(dictionary: Dictionary) -> None:
-    """Old command lines, configuration files and checkpoints contain it."""
+    """Old command lines, configuration files and checkpoints contain the former name."""
     assert criterion(dictionary, risk_candidates=3).generator.count == 3
     parser = ArgumentParser()
     gen_parser_from_dataclass(parser, SequenceRiskConfig())
@@ -47,7 +47,7 @@ def test_the_former_name_of_the_option(dictionary: Dictionary) -> None:
 
 
 def test_validation_does_not_sample(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """Otherwise random numbers would influence the choice of the best checkpoint."""
+    """Random numbers of a validation would influence the choice of the best checkpoint."""
     model = build("convs2s_tiny").eval()
     beam, drawn = (criterion(dictionary, risk_sampling=draws).generator for draws in (False, True))
     assert drawn.generate(model, sample) == beam.generate(model, sample)
@@ -56,7 +56,7 @@ def test_validation_does_not_sample(build: Any, sample: Any, dictionary: Diction
 
 @pytest.mark.parametrize("plain", [True, False])
 def test_longest_translations(build, sample, dictionary, monkeypatch, plain) -> None:
-    """A model that never predicts the end stops after 1.5 times the source length plus five words, in both searches."""
+    """If a model never predicts the end, both searches stop after 1.5 times the source length plus five words."""
     monkeypatch.setattr(FastBeamSearch, "_is_plain_beam_search", lambda self: plain)
     model = build("convs2s_tiny")
     model.decoder.output_projection.bias.data[EOS] = -1e4

@@ -1,4 +1,4 @@
-"""Scores of one sentence against those of sacreBLEU and rouge-score."""
+"""Scores of single sentences, compared with sacreBLEU's and rouge-score's."""
 
 from __future__ import annotations
 

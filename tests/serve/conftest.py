@@ -21,14 +21,14 @@ pytest.importorskip("uvicorn")
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
-    """English to German, of words w0 to w39."""
+    """Export an English-German model with the words w0 to w39."""
     path = tmp_path_factory.mktemp("exported") / "out"
     return export(model("convs2s_tiny", 1, False).float(), path, dictionary, languages=("en", "de"))
 
 
 @pytest.fixture(scope="session")
 def back(tmp_path_factory: pytest.TempPathFactory, dictionary: Dictionary) -> Path:
-    """Names no languages."""
+    """Export a model whose configuration names no languages."""
     path = tmp_path_factory.mktemp("exported") / "back"
     export(model("conv_encoder_tiny", 1, False).float(), path, dictionary)
     assert json.loads((path / "config.json").read_text())["languages"] is None

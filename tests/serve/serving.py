@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client."""
+"""A server in a separate process, and a client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Server:
     def ask(
         self, path: str, body: Any = None, method: str | None = None, headers: dict[str, str] | None = None
     ) -> tuple[int, Any, http.client.HTTPMessage]:
-        """Status, content (parsed, if it is JSON) and headers of an answer; a dictionary is sent as JSON."""
+        """Return status, content (parsed, if it is JSON) and headers of the answer; a dictionary is sent as JSON."""
         connection = self.connect()
         if isinstance(body, dict):
             body, headers = json.dumps(body), {"content-type": "application/json", **(headers or {})}
@@ -53,21 +53,21 @@ class Server:
         return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
 
     def is_idle(self) -> bool:
-        """Whether it translates nothing, a second after the last batch could begin."""
+        """Return whether the server uses no CPU time from one to two seconds after the call."""
         time.sleep(1)
         before = self.cpu_seconds()
         time.sleep(1)
         return self.cpu_seconds() - before < 0.2
 
     def memory(self) -> int:
-        """Resident bytes."""
+        """Return the resident memory in bytes."""
         pages = Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]
         return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 @contextmanager
 def serving(log: Path, *words: object, **environment: str) -> Iterator[Server]:
-    """Run ``fairseq-plugins serve`` on a free port; it ends well, and its messages have no traceback."""
+    """Run ``fairseq-plugins serve`` on a free port; it must stop on SIGTERM, without tracebacks in its messages."""
     command = [sys.executable, "-W", "ignore", "-c", MAIN, "serve", *map(str, words), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
     with (

@@ -1,4 +1,4 @@
-"""The HTTP API in unchanged clients: translations, which are `translate.py`'s, and errors."""
+"""The HTTP API with unchanged clients: translations equal those of `translate.py`, and errors are clear."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LINES = [*lines_of([3, 9, 1, 5, 12, 7], WORDS), "never seen", "\u200b"]
 
 
 def multipart(**fields: str | tuple[str, bytes]) -> dict[str, Any]:
-    """Body and headers of a form with a file."""
+    """Return the body and headers of a form with a file."""
     parts = []
     for name, value in fields.items():
         file, content = ("", value.encode()) if isinstance(value, str) else value
@@ -65,7 +65,7 @@ def test_curl(server: Server, translator: Translator, tmp_path: Path) -> None:
 
 
 def test_texts_of_several_sentences(server: Server, translator: Translator) -> None:
-    """Each line and sentence is translated apart, and white space stays."""
+    """Each line and each sentence is translated separately, and white space stays."""
     assert server.translate(LINES)["translatedText"] == translator.translate(LINES)
     one, two, three = (translator.translate([each])[0] for each in ("w1 w2.", "W3!", "w4 w5"))
     found = server.translate([" w1 w2.  W3!\r\n\n\tw4 w5 ", "", "\n"], source="auto")
@@ -142,20 +142,20 @@ def test_other_errors(server: Server) -> None:
 
 
 def test_limits(folder: Path, tmp_path: Path) -> None:
-    """Too much text, too many sentences, no answer in time, a caller who leaves."""
+    """The server limits text length, number of sentences and time, and stops translating if the caller disconnects."""
     options = ["--max-letters", 300_000, "--max-waiting", 20_000, "--timeout", 1]
     with serving(tmp_path / "log", folder, *options) as server:
         for q, expected in (("w1 " * 100_001, 413), ("w1.\n" * 20_001, 413), ("w1 w2 w3.\n" * 20_000, 503)):
             status, answer, _ = server.ask("/translate", {**GOOD, "q": q})
             assert (status, answer.keys()) == (expected, {"error"})
         assert server.ask("/translate", b"q=" + b"w" * 4_000_000)[0] == 413
-        assert server.is_idle(), "it translates what nobody waits for"
+        assert server.is_idle(), "it translates although no caller waits"
     with serving(tmp_path / "log", folder, "--max-letters", 300_000, "--max-waiting", 20_000) as server:
         left = server.connect()
         left.request("POST", "/translate", urlencode({**GOOD, "q": "w1 w2 w3.\n" * 20_000}))
-        assert any(not server.is_idle() for _ in range(20))  # it reads the request first
+        assert any(not server.is_idle() for _ in range(20))  # the server first reads the request
         left.close()
-        assert server.is_idle(), "it translates what nobody waits for"
+        assert server.is_idle(), "it translates although no caller waits"
     with serving(tmp_path / "log", folder, "--max-waiting", 3, "--threads", 1) as server:
         busy = server.connect()
         busy.request("POST", "/translate", urlencode({**GOOD, "q": "\n".join(["w1 " * 60] * 3)}))
@@ -178,7 +178,7 @@ def test_key(folder: Path, tmp_path: Path) -> None:
 
 
 def test_headers(server: Server, folder: Path, tmp_path: Path) -> None:
-    """Other pages may call the server only if it was told so, and its own page runs nothing from elsewhere."""
+    """Only sites that --cors names may call the server, and the page's policy forbids content of other sites."""
     origin = {"origin": "https://a.example"}
     for path in ("/", "/languages", "/docs.html", "/nope"):
         headers = server.ask(path, headers=origin)[2]
@@ -191,7 +191,7 @@ def test_headers(server: Server, folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_text_file(server: Server, translator: Translator) -> None:
-    """With a byte order mark and line ends of all kinds; a hostile name stays a name."""
+    """The text has a byte order mark and line ends of all kinds; a path in the file name has no effect."""
     content = b"\xef\xbb\xbfw1 w2.\r\n\nw3 w4. W5\r\n"
     form = multipart(file=('..\\../x/\u00e4".txt', content), source="auto", target="de")
     status, answer, _ = server.ask("/translate_file", **form)
@@ -204,7 +204,7 @@ def test_a_text_file(server: Server, translator: Translator) -> None:
 
 
 def test_a_catalogue(server: Server, translator: Translator) -> None:
-    """Its empty entries are filled as own-data does it, and the answer tells how far it is."""
+    """Empty entries are filled as by own-data, and the answer reports progress."""
     catalogue = polib.POFile()
     catalogue.metadata = {"Content-Type": "text/plain; charset=UTF-8"}
     for number in range(200):

@@ -1,4 +1,4 @@
-"""Many callers at once, well and ill behaved, and the end of the server."""
+"""Many concurrent callers, well-behaved and hostile, and the shutdown of the server."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORDS = 40
 
 
 def message(q: Any, **more: Any) -> bytes:
-    """A request to translate."""
+    """Return a request to translate."""
     body = json.dumps({"q": q, "source": "en", "target": "de", **more}).encode()
     return (
         b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + length(body) + b"\r\n\r\n" + body
@@ -35,7 +35,7 @@ def length(body: bytes) -> bytes:
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
-    """The next answer's status and content."""
+    """Read the next answer, and return its status and content."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
     return int(head.split()[1]), await reader.readexactly(size)
@@ -47,7 +47,7 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def call(server: Server, lines: list[str], callers: int, found: dict[str, str]) -> None:
-    """Each caller has a line translated after the other."""
+    """Let several callers send lines, each caller one line after another."""
     waiting = iter(lines)
 
     async def caller() -> None:
@@ -63,7 +63,7 @@ async def call(server: Server, lines: list[str], callers: int, found: dict[str, 
 
 
 def test_callers_share_batches(folder: Path, translator: Translator, tmp_path: Path) -> None:
-    """No answer differs from `translate.py`'s, and many cost less than as many one after the other."""
+    """Answers equal those of `translate.py`, and concurrent requests need less CPU time than consecutive ones."""
     lines = list(dict.fromkeys(lines_of([1 + number % 20 for number in range(150)], WORDS)))
     expected = dict(zip(lines, translator.translate(lines), strict=True))
     seconds = []
@@ -96,7 +96,7 @@ def test_a_short_text_does_not_wait_for_a_long_one(folder: Path, tmp_path: Path)
 
 
 def test_the_end_under_load(folder: Path, translator: Translator, tmp_path: Path) -> None:
-    """SIGTERM: whoever had sent a request gets his answer, then the server ends."""
+    """After SIGTERM, the server answers all requests that it has received, and then exits."""
     lines = lines_of([25] * 300, WORDS)
     expected = translator.translate(lines)
 
@@ -116,10 +116,10 @@ def test_the_end_under_load(folder: Path, translator: Translator, tmp_path: Path
 
 
 def hostile(kind: str, chance: random.Random) -> tuple[bytes, set[int]]:
-    """A request of a kind, and the statuses of its answer; none for one that waits for no answer."""
+    """Return a request of a kind and its allowed statuses; a client that does not wait for an answer has none."""
     letters = chance.choice(["w1 w2. ", "w3\n", "\U0001f600", "\0", "%s ", "<b>", " "])
     text = letters * chance.randrange(1, 200)
-    served = {200, 429, 503}  # refused where long texts fill the queue
+    served = {200, 429, 503}  # requests are refused if long texts fill the queue
     requests: dict[str, tuple[bytes, set[int]]] = {
         "good": (message(" ".join(lines_of([chance.randrange(1, 12)], WORDS))), served),
         "odd text": (
@@ -171,7 +171,7 @@ async def attack(server: Server, number: int, at_a_time: int, told: Callable[[in
 
     async def caller() -> None:
         for place in waiting:
-            # Of the expensive ones fewer.
+            # Expensive requests are less frequent than others.
             kind = chance.choice(KINDS)
             await one("good" if kind == "100 KB" and chance.random() < 0.9 else kind)
             told(place)
@@ -182,7 +182,7 @@ async def attack(server: Server, number: int, at_a_time: int, told: Callable[[in
 
 @pytest.mark.parametrize(("number", "growth"), [(300, 1.5), pytest.param(10_000, 1.1, marks=pytest.mark.slow)])
 def test_hostile_requests(number: int, growth: float, folder: Path, tmp_path: Path) -> None:
-    """The server lives, its memory does not grow, and its answers are as before."""
+    """The server survives, its memory does not grow, and its answers do not change."""
     memory: list[int] = []
     with serving(tmp_path / "log", folder) as server:
         every = number // 10
@@ -199,7 +199,7 @@ def test_hostile_requests(number: int, growth: float, folder: Path, tmp_path: Pa
 
 
 def test_slow_requests_end(folder: Path, tmp_path: Path) -> None:
-    """A connection that sends nothing, half a head or half a body is ended."""
+    """The server closes a connection that sends nothing, half a header or half a body."""
 
     async def wait(server: Server, content: bytes) -> bytes:
         reader, writer = await connect(server)

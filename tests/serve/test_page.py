@@ -25,7 +25,7 @@ DROP = """([name, text]) => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium of playwright or of the system."""
+    """Start Chromium, playwright's or the system's."""
     with playwright.sync_playwright() as driver:
         system = shutil.which("chromium") or shutil.which("google-chrome")
         path = None if Path(driver.chromium.executable_path).exists() else system
@@ -38,7 +38,7 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any, server: Server) -> Iterator[Any]:
-    """The page, which logs no error and asks no other server."""
+    """Open the page, which must log no error and contact no other server."""
     context = browser.new_context()
     yield from opened(context, server)
     context.close()
@@ -62,7 +62,7 @@ def translate(page: Any, text: str) -> None:
 
 
 def shows(page: Any, selector: str, text: Any = None, count: int | None = None) -> None:
-    """Wait for an element's text, or for the number of elements."""
+    """Wait for an element's text, or for a number of elements."""
     expected = playwright.expect(page.locator(selector))
     if text is not None:
         expected.to_have_text(text)
@@ -71,7 +71,7 @@ def shows(page: Any, selector: str, text: Any = None, count: int | None = None) 
 
 
 def test_typing(page: Any, translator: Translator) -> None:
-    """The translation follows, for the newest text only; text is never markup."""
+    """The translation is that of the newest text, and text is never interpreted as markup."""
     requests = []
     page.on("request", lambda request: requests.append(request.url))
     page.locator("#source").press_sequentially("w1 w2 w3", delay=20)
@@ -86,7 +86,7 @@ def test_typing(page: Any, translator: Translator) -> None:
 
 
 def test_stale_answers_are_dropped(page: Any, translator: Translator) -> None:
-    """An answer that comes after a newer text has been typed."""
+    """An answer that arrives after newer text was typed is ignored."""
     page.route("**/translate", lambda route: (page.wait_for_timeout(400), route.continue_()))
     page.fill("#source", "w1 w2 w3 w4")
     page.wait_for_timeout(350)
@@ -156,7 +156,7 @@ def test_errors_are_shown(page: Any) -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 1200])
 def test_layout_colours_and_names(browser: Any, server: Server, width: int, scheme: str) -> None:
-    """Nothing is cut off, text can be read, each control has a name, and changes are announced."""
+    """No content is cut off, text is legible, each control has a name, and changes are announced."""
     context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme)
     for page in opened(context, server):
         translate(page, " ".join(f"w{number}" for number in range(40)) + " " + "w" * 200)

@@ -1,4 +1,4 @@
-"""A family in a user's own folder, as small as one can be: words that fade, and attention to the source's words.
+"""A minimal family in a user's own folder: a decaying sum of words, and attention to the source's words.
 
 ``s_t = s_{t-1} / 2 + g_t``, ``a_t = softmax(s_t · z)``, ``features = W (s_t + Σ_j a_tj z_j)``.
 """
@@ -91,7 +91,7 @@ class ToyModel(TranslationModel):
 
 register_presets("toy", ToyConfig, {"toy_wide": {"width": 32}})
 
-# The ONNX program.
+# The code below describes the ONNX program.
 PARTS = (ToyEncoder, ToyDecoder)
 
 

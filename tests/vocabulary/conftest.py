@@ -1,3 +1,3 @@
-"""The models and the batch of the tests of losses."""
+"""The models and the batch for tests of losses."""
 
 from tests.sequence_risk.conftest import double, models, sample  # noqa: F401

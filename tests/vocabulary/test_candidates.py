@@ -1,4 +1,4 @@
-"""Candidates, read from handwritten files."""
+"""Candidates that are read from handwritten files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def candidates(folder: Path, sentences: list[str], **options: int) -> list[str]:
 
 
 def test_union_over_the_batch(write: Write) -> None:
-    """A padded batch with a repeated word; an unknown translation of `house` does not count towards K."""
+    """A padded batch has a repeated word; an unknown translation of `house` does not count towards K."""
     assert candidates(write(), ["the house the </s>", "cat </s>"]) == [
         *("die", "das", "Haus", "Katze", "Kater", "Gebäude"),
     ]
@@ -88,12 +88,12 @@ def test_numbers_of_candidates(write: Write) -> None:
 
 
 def test_a_table_has_no_more_columns_than_needed(write: Write) -> None:
-    """Checkpoints contain the table, so a large option must not make them large."""
+    """Checkpoints contain the table, so a large value of the option must not make them large."""
     assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
 
 
 def test_words_without_translations(write: Write) -> None:
-    """Unknown words and special symbols, even if the file lists them, and words that are not in the file."""
+    """Unknown words, special symbols (even if listed), and words that are not in the file have no translations."""
     assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
 
 
@@ -108,7 +108,7 @@ def test_a_word_counts_once(write: Write) -> None:
 
 
 def test_odd_words(tmp_path: Path) -> None:
-    """Characters that Python treats as white space or as line ends; the last line has no line feed."""
+    """Some words contain characters that Python treats as white space or line ends; the last line has no line feed."""
     words = ["a\u2028b", "c\x85d", "e\u00a0f", "g\rh"]
     (tmp_path / "candidates.txt").write_bytes("\n".join(f"{word} {word} 1" for word in words).encode())
     (tmp_path / "frequent.txt").write_bytes(f"{words[0]} 1".encode())
@@ -121,7 +121,7 @@ def test_odd_words(tmp_path: Path) -> None:
 def test_masks_are_on_the_device_of_the_source(write: Write, devices: tuple[str, ...]) -> None:
     """The meta device stands for a GPU."""
     made = read(write())
-    with FakeTensorMode(allow_non_fake_inputs=True):  # allows moving tensors back from that device
+    with FakeTensorMode(allow_non_fake_inputs=True):  # allows copies from that device
         for device in devices:
             assert made.mask(torch.zeros(2, 3, dtype=torch.long, device=device)).device.type == device
 
@@ -166,7 +166,7 @@ def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
 @pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
 @pytest.mark.parametrize("index", [4, 6])
 def test_special_symbols_at_other_indices(write: Write, symbol: str, index: int) -> None:
-    """fairseq's dictionaries have them at 0 to 3."""
+    """fairseq's dictionaries have special symbols at 0 to 3."""
     target = dictionary(TARGET)
     setattr(target, f"{symbol}_index", index)
     with pytest.raises(ValueError, match=f"^--candidates: .* {index}, "):

@@ -1,4 +1,4 @@
-"""The loss over candidates against the same formulas over the whole vocabulary."""
+"""The loss over candidates, compared with the same formulas over the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -89,10 +89,10 @@ def test_one_loss_for_each_word(models: list[Any], sample: Any, dictionary: Dict
 
 
 def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device) -> None:
-    """Two batches with 10 and 11 candidates; 6 of 9 target words, including ends, are covered."""
+    """Two batches have 10 and 11 candidates; 6 of 9 target words, including ends, are covered."""
     found, model = candidates(dictionary), build(ARCHITECTURES[0])
     targets = [
-        [[4, 30, 40, EOS], [5, EOS, PAD, PAD]],  # 40 is a candidate only as a reference
+        [[4, 30, 40, EOS], [5, EOS, PAD, PAD]],  # word 40 is a candidate only as a reference
         [[35, 36, EOS]],
     ]
     logs = []
@@ -103,9 +103,9 @@ def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device
         logs.append(criterion(dictionary, found)(model, {"net_input": inputs, "target": tokens, "ntokens": count})[2])
     assert [log["candidates"] for log in logs] == [8 + 1 + 1, 8 + 1 + 2]
     with metrics.aggregate(new_root=True) as shown:
-        for log in logs:  # as two updates
+        for log in logs:  # logged as two updates
             VocabSelectionCrossEntropy.reduce_metrics([log])
-    with metrics.aggregate(new_root=True) as together:  # as two ranks, summed
+    with metrics.aggregate(new_root=True) as together:  # logged as two ranks, summed
         VocabSelectionCrossEntropy.reduce_metrics([{name: logs[0][name] + logs[1][name] for name in logs[0]}])
     for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
         assert float(values["candidates"]) == 10.5

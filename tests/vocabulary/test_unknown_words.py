@@ -84,7 +84,7 @@ def test_words_of_a_buffer_are_dropped_with_it(target: Dictionary) -> None:
 
 
 def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
-    """A start symbol inside a hypothesis is a token but not a word of its text."""
+    """A start symbol inside a hypothesis is a token but not a word of the hypothesis's text."""
     tokens = torch.tensor([UNK, target.bos(), target.index("Hund"), UNK, UNK, EOS])
     aligned = align([2, 0, 0, 1, 0, 0], length=3)
     size = len(target)
@@ -95,7 +95,7 @@ def test_words_and_tokens_are_not_confused(target: Dictionary) -> None:
     assert len(target) == size
 
 
-def test_text_in_other_words_than_the_model_reads_is_refused(target: Dictionary) -> None:
+def test_raw_text_that_the_model_does_not_read_is_refused(target: Dictionary) -> None:
     tokens = torch.tensor([UNK, EOS])
     for alignment in (align([0, 1], length=2), [(0, 0)]):
         with pytest.raises(ValueError, match="--replace-unk"):

@@ -1,4 +1,4 @@
-"""The folded branches against the equations as they are written, and the start against fairseq's Transformer."""
+"""Compare the folded branches with their plain equations, and the initial weights with fairseq's Transformer."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def enlivened(**options: object) -> BranchedBlock:
 @pytest.mark.parametrize("constraint", ["simplex", "softmax"])
 @pytest.mark.parametrize("gating_topk", [None, 1, 2, 3])
 def test_folded_equals_plain(device: torch.device, constraint: str, gating_topk: int | None) -> None:
-    """Values, and the gradients of heads, inputs and all parameters, in float64."""
+    """Values, and the gradients of heads, inputs and all parameters, are equal in float64."""
     made = enlivened(constraint=constraint, gating_topk=gating_topk).to(device)
     results = []
     for form in (made, made.plain):
@@ -54,8 +54,8 @@ def test_folded_equals_plain(device: torch.device, constraint: str, gating_topk:
 
 
 @torch.no_grad()
-def test_it_starts_as_a_transformers_layer_does() -> None:
-    """fairseq's, over many draws: the same largest weights, by which the two kinds of initialisation differ."""
+def test_initial_weights_are_those_of_a_transformer_layer() -> None:
+    """The largest weights, which distinguish the two kinds of initialisation, equal those of fairseq's layer."""
     cfg = TransformerConfig.from_namespace(
         Namespace(encoder_embed_dim=64, encoder_ffn_embed_dim=256, encoder_attention_heads=8)
     )
@@ -76,7 +76,7 @@ def test_it_starts_as_a_transformers_layer_does() -> None:
     assert not theirs.self_attn.out_proj.bias.any()
 
 
-def test_a_gate_keeps_its_k_largest() -> None:
+def test_a_gate_keeps_its_k_largest_weights() -> None:
     made = enlivened(gating_topk=2)
     x = torch.randn(2, 7, 12, dtype=torch.float64)
     weights, scores = made.gate(x), made.gate.projection(x)

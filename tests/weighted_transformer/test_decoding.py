@@ -34,7 +34,7 @@ def test_stepwise_equals_full(build, sentences, decoding: dict) -> None:
 
 
 def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> None:
-    """What each row finds at its ancestors' places are the keys and values of its own tokens."""
+    """Keys and values at the places of a row's ancestors are those of the row's own tokens."""
     seen: list[torch.Tensor] = []
     hooks = [
         layer.self_attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -43,7 +43,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
     reference.decoder(tokens, source)
     for hook in hooks:
         hook.remove()
-    table = decoding.ancestry.table[:, :, : tokens.size(1)]  # the rest is room for more
+    table = decoding.ancestry.table[:, :, : tokens.size(1)]  # the other columns are still empty
     sentences, beam, steps = table.shape
     places = table + torch.arange(steps, device=table.device) * beam  # (B, k, t)
     for layer, module, x in zip(decoding.layers, reference.decoder.layers, seen, strict=True):
@@ -57,7 +57,7 @@ def check_past(decoding, reference, tokens: torch.Tensor, source: Source) -> Non
 
 @torch.no_grad()
 def test_memory_grows_with_the_target(build, sentences) -> None:
-    """Beyond the first allocation of sixteen steps, to no more than a quarter or sixteen steps too much."""
+    """Buffers exceed the target's length by at most sixteen steps or a quarter, whichever is more."""
     model = build("weighted_transformer_tiny", max_target_positions=120)
     encoded, target = model.encoder(sentences([5, 3])), sentences([120, 120])
     expected, _ = model.decoder(target, encoded)

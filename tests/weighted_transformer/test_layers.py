@@ -1,4 +1,4 @@
-"""The layers' dropouts, each with all of it dropped, where formulas say what is left; embeddings against fairseq's."""
+"""Dropout in the layers, compared with formulas for a rate of 1, and embeddings, compared with fairseq's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fairseq_plugins.cpu import training
 
 
 def enlivened(build, **options: float) -> nn.Module:
-    """A model in training whose only dropout is the given one."""
+    """Build a model in training mode whose only dropout is the given one."""
     model = build("weighted_transformer_tiny", **{"dropout": 0.0, "attention_dropout": 0.0, **options}).double().train()
     for name, parameter in model.named_parameters():
         if "norm" in name or name.endswith("bias"):
@@ -54,7 +54,7 @@ def test_dropout_in_a_decoder_layer(build, sentences, option: str) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @torch.no_grad()
 def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, learned: bool) -> None:
-    """Words times √d, and positions: the first input of its encoder's layers, and of its decoder's."""
+    """The first inputs of encoder and decoder layers are words times √d plus positions, as in fairseq."""
     positions = {"encoder_learned_pos": learned, "decoder_learned_pos": learned}
     model = build("weighted_transformer_tiny", **positions)
     args = Namespace(encoder_embed_dim=128, encoder_layers=0, decoder_layers=0, **positions)
@@ -75,7 +75,7 @@ def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, l
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_attention_with_dropout(build, sentences, monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
-    """Its weights are torch's attention's: here none of them is dropped, though some might be."""
+    """The attention with dropout equals torch's attention if the dropout happens to drop nothing."""
     attention = enlivened(build).encoder.layers[0].attention
     x, bias = inputs(sentences)
     given = (x, x, None, True) if causal else (x, x, bias)

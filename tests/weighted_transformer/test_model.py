@@ -1,4 +1,4 @@
-"""The size of the model, and what it refuses."""
+"""Initial weights of the Weighted Transformer, refused weights and options, and autocast."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tests.conftest import random_model
 
 
 @pytest.mark.parametrize("sharing", ["none", "decoder"])
-def test_words_start_as_a_transformers(build, sharing: str) -> None:
-    """With a standard deviation of d^-½, around zero, and so does the output layer."""
+def test_initial_embeddings_are_those_of_a_transformer(build, sharing: str) -> None:
+    """Embeddings and the output layer have mean zero and a standard deviation of d^-½."""
     model = build("weighted_transformer_tiny", enlivened=False, share_embeddings=sharing)
     for layer in (model.encoder.embedding.words, model.decoder.embedding.words, model.decoder.output_projection):
         weight = layer.weight.detach()
@@ -22,7 +22,7 @@ def test_words_start_as_a_transformers(build, sharing: str) -> None:
 
 
 def test_weights_off_the_simplex_are_refused(build) -> None:
-    """Before validation and translation, whatever the criterion."""
+    """The check runs before validation and translation, with any criterion."""
     model = build("weighted_transformer_tiny").train()
     model.decoder.layers[0].branches.alpha.weight.data.add_(0.1)
     with pytest.raises(ValueError, match="--optimizer simplex_adam"):
@@ -30,7 +30,7 @@ def test_weights_off_the_simplex_are_refused(build) -> None:
 
 
 def test_an_optimizer_that_does_not_project_is_refused_early(build) -> None:
-    """Also where nothing is validated: the fifth update is off by more than the tolerance, the eighth looks."""
+    """The check also runs without validation: the fifth update exceeds the tolerance, and the eighth update checks."""
     model = build("weighted_transformer_tiny")
     alpha = model.decoder.layers[0].branches.alpha.weight.data
 
@@ -51,7 +51,7 @@ def test_a_checkpoint_of_the_first_structure_is_refused(build) -> None:
 
 
 @pytest.mark.parametrize(("trained", "asked"), [("simplex", "softmax"), ("softmax", "simplex")])
-def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> None:
+def test_logits_are_not_loaded_as_weights(build, trained: str, asked: str) -> None:
     one = {"encoder_attention_heads": 1, "decoder_attention_heads": 1}
     state, other = (build("weighted_transformer_tiny", branch_constraint=each, **one) for each in (trained, asked))
     with pytest.raises(ValueError, match=f"--branch-constraint .* trained with {trained}"):
@@ -60,9 +60,9 @@ def test_logits_are_not_taken_for_weights(build, trained: str, asked: str) -> No
     with pytest.raises(ValueError, match=f"--branch-constraint .* trained with {trained}"):
         other.load_state_dict(state.state_dict())
     plain = {**state.state_dict(), "decoder.layers.0.branches.alpha.weight": torch.tensor([0.5, 0.6, 0.2, 0.2])}
-    state.load_state_dict(plain)  # which has left the simplex, but is not of another kind
+    state.load_state_dict(plain)  # off the simplex, but of the same constraint
     other = build("weighted_transformer_tiny", branch_constraint=asked, branch_weights="uniform")
-    other.load_state_dict(state.state_dict())  # and keeps its own weights
+    other.load_state_dict(state.state_dict())  # accepted, because the model keeps its uniform weights
 
 
 def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
@@ -72,7 +72,7 @@ def test_different_dictionaries_are_named(dictionary: Dictionary) -> None:
 
 
 def test_autocast(build, sentences, device) -> None:
-    """What --amp does, here in bfloat16: parameters stay in float32, products do not."""
+    """Under autocast (--amp, here in bfloat16), parameters stay in float32, but products do not."""
     model = build("weighted_transformer_tiny").train()
     with torch.autocast(device.type, torch.bfloat16):
         logits, _ = model(sentences([5, 3]), None, sentences([4, 4]))

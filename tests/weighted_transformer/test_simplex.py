@@ -1,4 +1,4 @@
-"""The projection against its definition, and the weights that live on the simplex."""
+"""The projection, compared with its definition, and weights on the simplex."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ vectors = st.lists(st.floats(-3, 3), min_size=1, max_size=9).map(lambda x: torch
 @settings(deadline=None)  # a busy machine may pause
 @given(vectors, vectors)
 def test_the_projection_is_the_closest_point(x: torch.Tensor, other: torch.Tensor) -> None:
-    """Optimality: the remainder x - p makes no acute angle with the way from p to any other point of the simplex."""
+    """Optimality: the vector x - p forms no acute angle with the direction from p to any other point of the simplex."""
     p = project_onto_simplex(x)
     assert float(p.min()) >= 0
     assert float(p.sum()) == pytest.approx(1, abs=1e-12)
@@ -38,7 +38,7 @@ def test_random_points_are_uniform() -> None:
 
 
 def test_learning_starts_near_uniform() -> None:
-    """All within a factor of three, most within two, as in the paper's figure 3."""
+    """The largest weight is less than three times the smallest, typically twice, as in the paper's figure 3."""
     torch.manual_seed(1)
     points = torch.stack([near_uniform_point(8) for _ in range(1000)])
     torch.testing.assert_close(points.sum(dim=1), torch.ones(1000))
@@ -69,8 +69,8 @@ def test_both_constraints_start_with_the_same_weights(mode: str) -> None:
     torch.testing.assert_close(*starts)
 
 
-def test_what_the_optimizer_is_told() -> None:
-    """The parameter is the point where it projects, and the point's logits where it does not."""
+def test_parameters_and_their_groups_in_the_optimizer() -> None:
+    """The parameter is the point itself if the optimizer projects, and the point's logits otherwise."""
     numbers = torch.tensor([0.2, 0.3, 0.5])
     expected = {
         "simplex": ("branch_simplex", numbers),
@@ -94,7 +94,7 @@ def test_resampled_weights_are_new_in_each_pass_of_training(constraint: str) -> 
 
 
 def test_leaving_the_simplex_is_noticed() -> None:
-    """As any optimizer makes it do that does not project."""
+    """An optimizer without the projection leaves the simplex."""
     kappa, alpha = SimplexVector(4, "learned", "simplex"), SimplexVector(4, "learned", "simplex")
     model = torch.nn.ModuleList([kappa, alpha])
     check_simplex(model)

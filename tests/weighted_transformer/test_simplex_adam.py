@@ -1,4 +1,4 @@
-"""Adam with a projection: where it arrives, what it keeps, and what it leaves alone."""
+"""Adam with a projection: its results, its saved state, and parameters that are not projected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, **options: obje
 
 
 def test_the_default_is_adam_and_then_the_projection() -> None:
-    """As sections 3 and 4.1 say, with fairseq's Adam."""
+    """Each update is fairseq's Adam and then the projection, as in sections 3 and 4.1."""
     torch.manual_seed(1)
     ours, theirs = parameter(torch.full((5,), 0.2)), parameter(torch.full((5,), 0.2))
     mine, adam = optimizer(ours, lr=0.05), Adam([theirs], lr=0.05, betas=(0.9, 0.98), eps=1e-9)
@@ -49,7 +49,7 @@ def test_the_default_is_adam_and_then_the_projection() -> None:
 def test_the_network_gets_fairseqs_adam() -> None:
     torch.manual_seed(1)
     start = torch.randn(3, 4)
-    ours = [parameter(start, group) for group in (None, SOFTMAX, "a group of somebody else's")]
+    ours = [parameter(start, group) for group in (None, SOFTMAX, "a group of another model")]
     theirs = parameter(start, None)
     mine, adam = optimizer(*ours), Adam([theirs], lr=0.01, betas=(0.9, 0.98), eps=1e-9)
     for _ in range(5):
@@ -63,7 +63,7 @@ def test_the_network_gets_fairseqs_adam() -> None:
 
 @pytest.mark.parametrize("group", [SIMPLEX, SOFTMAX])
 def test_frozen_weights_do_not_move(group: str) -> None:
-    """Not by what is left of their momentum either, while the network goes on."""
+    """The remaining momentum does not move frozen weights, and the network is still trained."""
     frozen, network = parameter(torch.full((4,), 0.25), group), parameter(torch.zeros(4), None)
     mine = optimizer(frozen, network, freeze_branch_weights_after=3)
     states = []
@@ -77,8 +77,8 @@ def test_frozen_weights_do_not_move(group: str) -> None:
     assert not torch.equal(states[2][1], states[5][1])
 
 
-def test_it_goes_on_where_it_was_saved() -> None:
-    """Freezing included, which counts updates."""
+def test_it_resumes_where_it_was_saved() -> None:
+    """The resumed optimizer also freezes weights at the same update."""
     torch.manual_seed(1)
     gradients = torch.randn(8, 4)
 
@@ -101,11 +101,11 @@ def test_it_goes_on_where_it_was_saved() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
-    """With --memory-efficient-bf16 the parameters are all there is; a step here is far below their resolution."""
+    """With --memory-efficient-bf16, fairseq keeps no float32 parameters; a step here is far below the precision."""
     half, full = parameter(torch.full((4,), 0.25).to(dtype)), parameter(torch.full((4,), 0.25))
     first, second = optimizer(half, lr=1e-5), optimizer(full, lr=1e-5)
     for _ in range(2000):
-        half.grad = torch.tensor([1e-4, -1e-4, 5e-5, -5e-5]).to(dtype)  # whose squares float16 has not
+        half.grad = torch.tensor([1e-4, -1e-4, 5e-5, -5e-5]).to(dtype)  # their squares underflow in float16
         full.grad = half.grad.float()
         first.step()
         second.step()
@@ -113,8 +113,8 @@ def test_small_steps_are_not_lost_in_half_precision(dtype: torch.dtype) -> None:
     assert float(full[1]) > 0.26
 
 
-def test_what_was_saved_goes_where_the_parameter_is() -> None:
-    """fairseq reads checkpoints on the processor; a device without numbers stands for a GPU."""
+def test_a_loaded_state_moves_to_the_device_of_its_parameter() -> None:
+    """fairseq loads checkpoints on the CPU; the meta device stands for a GPU."""
     half = parameter(torch.full((4,), 0.25).half())
     moved = parameter(half.detach().to("meta"))
     first, second = optimizer(half), optimizer(moved)
@@ -127,8 +127,8 @@ def test_what_was_saved_goes_where_the_parameter_is() -> None:
     assert all(tensor.is_meta for tensor in tensors)
 
 
-def test_a_shard_of_the_parameters_is_stepped_alike() -> None:
-    """With --zero-sharding os fairseq makes the optimizer anew, from its class and `optimizer_config`."""
+def test_a_shard_of_the_parameters_gets_the_same_options() -> None:
+    """With --zero-sharding os, fairseq builds a second optimizer from the class and `optimizer_config`."""
     mine = optimizer(parameter(TARGET), freeze_branch_weights_after=3)
     again = type(mine.optimizer)(mine.optimizer.param_groups, **mine.optimizer_config)
     assert again.freeze_after == 3
@@ -140,7 +140,7 @@ def test_moments_are_never_in_half_precision() -> None:
 
 
 def test_a_flattened_optimizer_is_refused() -> None:
-    """fairseq then says: please set --fp16-no-flatten-grads."""
+    """fairseq's error then recommends --fp16-no-flatten-grads."""
     assert not optimizer(parameter(torch.zeros(3), None)).supports_flat_params
 
 

@@ -1,4 +1,4 @@
-"""The two learning rates of the paper's section 4.1, in numbers worked out by hand."""
+"""The two learning rates of the paper's section 4.1, compared with numbers calculated by hand."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def schedule(
 
 
 def rates(made: WeightedInverseSqrt, update: int) -> tuple[float, float]:
-    """Of the network and of κ and α at the given update, counted from one."""
+    """Return the rates of the network and of κ and α at the given update, counted from one."""
     made.step_update(update - 1)
     network, branches = (group["lr"] for group in made.optimizer.param_groups)
     return network, branches
@@ -54,12 +54,12 @@ def test_warm_ups_and_scales_are_options() -> None:
 
 
 def test_the_sizes_of_the_default_architecture() -> None:
-    """hydra leaves them out of the configuration."""
+    """With hydra, the configuration does not contain the default sizes."""
     made = schedule(dim=None, layers=None)
     assert rates(made, 10000) == pytest.approx((512**-0.5 / 100, (512 / 6) ** -0.5 / 100), rel=1e-9)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_other_optimizers_and_models_are_refused() -> None:
     with pytest.raises(ValueError, match="--optimizer simplex_adam"):
         schedule(FairseqAdam)
     layers = "[(16, 3)]"

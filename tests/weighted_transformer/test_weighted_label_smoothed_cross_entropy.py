@@ -22,7 +22,7 @@ def block(kappa: list[float], alpha: list[float]) -> nn.Module:
 
 
 def test_statistics() -> None:
-    """Of κ of equal weights and of one that has all, of four and of two branches; bits, and 1000 for infinity."""
+    """Blocks have four or two branches, uniform or one-hot κ; entropies are in bits, and 1000 stands for infinity."""
     model = nn.ModuleList([block([0.25] * 4, [0.4, 0.2, 0.2, 0.2]), block([1.0, 0.0], [0.5, 0.5])])
     found = {name: float(value) for name, value in branch_statistics(model).items()}
     assert found["kappa_entropy"] == pytest.approx((2 + 0) / 2)
@@ -33,12 +33,12 @@ def test_statistics() -> None:
 
 def logs() -> list[dict[str, object]]:
     first = {"kappa_entropy": torch.tensor(1.0), "alpha_ratio": torch.tensor(2.0), "forwards": 1}
-    second = {"kappa_entropy": torch.tensor(4.0), "alpha_ratio": torch.tensor(8.0), "forwards": 2}  # of two ranks
+    second = {"kappa_entropy": torch.tensor(4.0), "alpha_ratio": torch.tensor(8.0), "forwards": 2}  # two ranks
     return [{**LOSSES, **first}, {**LOSSES, **second}]
 
 
 def test_statistics_are_of_training(build, sentences, task) -> None:
-    """Validation has as many forward passes for each update, of weights that stay the same."""
+    """Validation logs no statistics, because weights do not change between its forward passes."""
     source = sentences([5, 3])
     sample = {"net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": source}}
     sample |= {"target": source, "ntokens": 8}
@@ -57,6 +57,6 @@ def test_the_mean_over_forward_passes_is_shown() -> None:
     assert float(values["alpha_ratio"]) == 3.333
     assert set(values) == {"loss", "nll_loss", "ppl", "kappa_entropy", "alpha_ratio"}
     with metrics.aggregate(new_root=True) as shown:
-        for log in logs():  # as two updates
+        for log in logs():  # two updates
             WeightedLabelSmoothedCrossEntropy.reduce_metrics([log])
     assert float(shown.get_smoothed_values()["alpha_ratio"]) == (2 + 8 / 2) / 2
