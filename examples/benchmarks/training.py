@@ -8,7 +8,8 @@ weights and the memory settings of a training.
 
 In each row, our model's loss without dropout is compared with another loss.  convs2s computes the same function as
 fconv, so their losses are compared.  The other models differ from fairseq's.  The Weighted Transformer is compared with
-a direct computation of the paper's equations, and the LSTM's loop over all positions with decoding step by step.
+a direct computation of the paper's equations.  The LSTM's loop over all positions is compared with decoding step by
+step.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ class Corpus:
         merges: number of merges of the joint BPE; None for whole words.
         words: options of fairseq-preprocess for data of whole words.
         terms: instructions for files that cannot be downloaded.
-        straight_apostrophes: whether to replace curly apostrophes in test parts; not recorded, because records of
-            earlier versions have no such field.
+        straight_apostrophes: whether to replace curly apostrophes in test parts; not part of the recorded
+            settings, so that folders of earlier versions, whose record lacks this field, can still be resumed.
     """
 
     source: str

@@ -53,7 +53,7 @@ def main() -> None:
     for option, default, text in (
         ("layers", 20, "layers of encoder and decoder"),
         ("width", 512, "units of a layer, and size of embeddings"),
-        ("length", 160, "words of the sentence; more than four times the layers"),
+        ("length", 160, "number of words in the sentence; must be more than four times the number of layers"),
         ("dropout", 0.2, "dropout, 1 - p"),
         ("seed", 1, "random seed"),
     ):

@@ -118,7 +118,7 @@ class StepwiseDecoding:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def projected(self) -> Iterable[Any]:
-        """Return the parts of the state whose attributes named in `per_sentence` have one entry per sentence."""
+        """Return the parts of the state that have entries per sentence; `per_sentence` names these attributes."""
         return ()
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:

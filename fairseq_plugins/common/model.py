@@ -163,8 +163,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
         family: name of the model family, for error messages.
         shortest_warmup: minimum number of warm-up updates when own-data trains the model.
         onnx_program: name of the module that builds the ONNX programs.  Its functions ``encode``, ``set_up`` and
-            ``step`` add operators, and its ``PARTS`` are the classes that these functions support.  Subclasses do not
-            inherit the attribute, because they may compute a different function.
+            ``step`` add operators to the programs; ``PARTS`` lists the classes of modules that they can export.
+            Subclasses do not inherit the attribute, because they may compute a different function.
         converters: name of a module with a function ``convert``, for each model of fairseq whose checkpoints can be
             converted to this family.
         state_version: version of the checkpoint layout, saved as a buffer.

@@ -143,7 +143,7 @@ class Program:
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
     def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
-        """Add two branches, and return the float32 results of the branch that the scalar ``condition`` selects."""
+        """Add an If operator, and return the float32 results of the branch that the scalar ``condition`` selects."""
         graphs = []
         for branch in (yes, no):
             outer, self._nodes = self._nodes, []

@@ -64,7 +64,9 @@ class ConvEncoderConfig(FairseqDataclass):
         "convolutional: layers of CNN-c (values), [(width, kernel[, residual]), ...], or [] to use the "
         "embeddings as values (section 5.3)",
     )
-    no_residual: bool = option(False, "convolutional: no residual connections (paper's figure of encoder depth, b)")
+    no_residual: bool = option(
+        False, "convolutional: no residual connections (panel b of the paper's figure on encoder depth)"
+    )
     single_stack: bool = option(False, "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)")
     no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling: no position embeddings")
     pooling_width: int = option(5, "pooling: k, the number of embeddings that are averaged; must be odd", SIZE)

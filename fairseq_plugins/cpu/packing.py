@@ -84,7 +84,7 @@ def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
-    """Return a product with int8 weights and inputs, and float32 outputs.
+    """Return a function that multiplies int8 inputs by int8 weights and returns float32 outputs.
 
     Weights are rounded to 255 steps, with one step size per output.  Inputs are rounded to 256 steps, with one step
     size for all rows.  An input row that is not finite would spoil this step size for the other rows, so it is
@@ -177,8 +177,8 @@ class PackedWeightCache:
     """A thread-safe cache of the packed weights of a task's models.
 
     fairseq can change weights without increasing their version counter, because it writes to ``.data``.  The cache
-    therefore identifies a weight by its product with a fixed random vector, which is computed once per batch.  A
-    changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch does
+    therefore identifies a weight by its product with a fixed random vector, and computes this product once per batch.
+    A changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch does
     not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
     """
 

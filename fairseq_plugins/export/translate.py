@@ -159,7 +159,7 @@ class Decoding:
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
-        """Drop all sentences except those at the given places; the next order contains only their rows."""
+        """Keep only the sentences at the given places; the next step's order contains only their rows."""
         moved = np.nonzero(places != np.arange(len(places)))[0]
         for name in (name for name in self.state if name.startswith(("source", "keys", "values"))):
             self.state[name][moved] = self.state[name][places[moved]]

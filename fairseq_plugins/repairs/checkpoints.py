@@ -103,7 +103,7 @@ def refuses(load: Callable[[Any], Any], value: object) -> bool:
         load(value)
     except pickle.UnpicklingError:
         return True
-    # Either the value was read but is not a checkpoint, or torch's settings conflict.
+    # Torch read the value, but it is not a checkpoint; or options of `torch.load` contradict each other.
     except (TypeError, ValueError, RuntimeError):
         pass
     return False

@@ -219,7 +219,7 @@ def name_empty_translations() -> None:
 
 
 def name_bad_dictionaries() -> None:
-    """Name the file of a dictionary that fairseq cannot read, and refuse one without words.
+    """Refuse a dictionary that fairseq cannot read, or that has no words, with the name of its file.
 
     No probe is needed: other dictionaries are not affected.
     """

@@ -168,7 +168,8 @@ def save_masters() -> None:
     """Save the float32 parameters of a training with ``--fp16`` or ``--bf16``, and the counters of its loss scale.
 
     fairseq saves parameters that were rounded to half precision, but stores them as float32, so this repair changes
-    neither the file's layout nor its size.  The probe reads the optimizer's code, because a call would need a training.
+    neither the file's layout nor its size.  The probe inspects the optimizer's code,
+    because calling the optimizer would require a training.
     """
     get = Trainer.state_dict
     if mentions(FP16Optimizer.state_dict, "fp32_params"):

@@ -84,7 +84,7 @@ def join_processes_under_hydra() -> None:
 
     This command counts processes before it imports the plugin, and has no parser that checks its options.  Without
     GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.  The
-    probe is whether the process has already joined.
+    repair does nothing if the process has already joined a process group.
     """
     train: Any = sys.modules.get("fairseq_cli.train")
     if train is None:

@@ -63,7 +63,7 @@ def load_models() -> None:
     - Errors name the file whose sizes differ, or whose architecture is not registered.  fairseq's error is the probe.
     - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
 
-    No other probe is needed: other models are loaded as before.
+    The other changes need no probe, because models without these faults are loaded as before.
     """
     load = checkpoint_utils.load_model_ensemble_and_task
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path"))

@@ -144,7 +144,7 @@ class BeamState:
         return self.totals.new_zeros(steps, sentences * self.beam, source_length)
 
     def keep(self, places: Tensor) -> None:
-        """Drop all sentences except those at the given places."""
+        """Keep only the sentences at the given places."""
         self.decoding.keep(KeptSentences(places))
         for name in ("sentences", "totals", "count"):
             setattr(self, name, getattr(self, name).index_select(0, places))

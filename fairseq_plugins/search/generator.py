@@ -87,7 +87,7 @@ class FastBeamSearch(SequenceGenerator):
         if candidates and self.lm_model is not None:
             raise ValueError("--candidates cannot be used with --lm-path, which needs all words: drop one of them")
         if candidates and self.eos != tgt_dict.eos():
-            raise ValueError("--candidates needs the dictionary's own end of the sentence: do not pass another eos")
+            raise ValueError("--candidates needs the dictionary's end-of-sentence token: do not pass another eos")
         if candidates and isinstance(self.search, PrefixConstrainedBeamSearch):
             raise ValueError(
                 "--candidates cannot be used with prefix_allowed_tokens_fn, which needs all words: drop one of them"
@@ -198,7 +198,7 @@ class FastBeamSearch(SequenceGenerator):
         return BeamState(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
-        """Return the step in which all hypotheses of each sentence must end, (B,).
+        """Return the last step of each sentence, in which its hypotheses are forced to end, (B,).
 
         As in fairseq, this is the last step of the search for all sentences.  Subclasses may return earlier steps.
         """

@@ -215,7 +215,8 @@ class SequenceRisk(FairseqCriterion):
                 total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
-            # fairseq's three decimals, 0.1 BLEU, are too coarse to compare checkpoints by --best-checkpoint-metric.
+            # fairseq rounds to three decimals.  BLEU is logged as a fraction of 1, so this is 0.1 BLEU, which is too
+            # coarse to compare checkpoints by --best-checkpoint-metric.
             metrics.log_scalar(name, total[name] / sentences, sentences, round=5)
         bits = total["nll_loss"] / total["ntokens"] / math.log(2)
         metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)

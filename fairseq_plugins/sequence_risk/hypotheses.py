@@ -81,7 +81,7 @@ class _Search(FastBeamSearch):
             self.search, self.should_set_src_lengths = _LimitedLength(self.search, dictionary), True
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
-        """Return the step in which all hypotheses of each sentence must end, (B,)."""
+        """Return the last step of each sentence, in which its hypotheses are forced to end, (B,)."""
         return _last_steps(source.ne(self.pad).sum(dim=1)).clamp(max=longest)
 
 

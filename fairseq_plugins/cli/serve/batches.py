@@ -22,7 +22,7 @@ SHARE = 0.1  # fraction of the last batch's time that is added, because its call
 # sorted text.
 WIDER = 2
 SHORT = 1000  # characters; longer texts are segmented in another thread
-BURST = 16  # this number of sentences of a long text has the same priority as one sentence of another caller
+BURST = 16  # sentences of a long text that are queued like one sentence of another caller
 
 
 class QueueFullError(HTTPException):

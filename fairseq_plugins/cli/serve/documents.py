@@ -92,7 +92,7 @@ def read_document(name: str, content: bytes) -> Document:
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # polib gets a file, because it would open a text that is a path
+    with TemporaryDirectory() as folder:  # polib gets a file: if a text is the name of a file, polib opens that file
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:
