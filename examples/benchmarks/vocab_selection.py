@@ -3,7 +3,8 @@
 
 A model with random weights translates sentences of a text to outputs as long as their sources, and is trained on these
 sentences.  For translation and for training, runs with all target words alternate with runs with the
-candidates of each batch.  If all words are candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is
+candidates of each batch.  If all words are candidates, hypotheses and losses must equal those of fairseq's search and
+criterion.  Each peak of memory is
 measured in a separate process.
 """
 

@@ -178,8 +178,8 @@ class PackedWeightCache:
 
     fairseq can change weights without increasing their version counter, because it writes to ``.data``.  The cache
     therefore identifies a weight by its product with a fixed random vector, and computes this product once per batch.
-    A changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch does
-    not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
+    A changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch
+    does not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
     """
 
     def __init__(self, precision: str = "float32") -> None:
