@@ -108,15 +108,15 @@ def test_unwritable_files_are_named(name: str, tmp_path: Path, monkeypatch: pyte
 
 @pytest.mark.parametrize("output", ["/dev/stdout", "list"])
 def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
-    """The standard output may be a file, given by any of its names."""
+    """The standard output may be a file, given by any of its names; printed text stays in order."""
     path = tmp_path / "list"
     program = "import sys; from pathlib import Path; from fairseq_plugins.common.files import replacing\n"
-    program += "with replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
+    program += "print('first')\nwith replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
     with path.open("w") as stdout:
         print("before", file=stdout, flush=True)
-        name = str(path) if output == "list" else output
-        subprocess.run([sys.executable, "-c", program, name], stdout=stdout, check=True, cwd=ROOT)
-    assert path.read_text() == "before\ntext\nafter\n"
+        name, buffered = str(path) if output == "list" else output, {**os.environ, "PYTHONUNBUFFERED": ""}
+        subprocess.run([sys.executable, "-c", program, name], stdout=stdout, check=True, cwd=ROOT, env=buffered)
+    assert path.read_text() == "before\nfirst\ntext\nafter\n"
 
 
 @pytest.mark.parametrize("name", ["log.svg", "link.svg", "hard.svg"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from torch import nn
@@ -52,3 +53,13 @@ def test_positions_are_left_out_of_one_side(build, side: str) -> None:
         for leave_out in (False, True)
     )
     assert set(whole) - set(without) == {f"{side}.embedding.positions.weight"}
+
+
+def test_each_side_has_its_own_pretrained_embeddings(build, dictionary, tmp_path: Path) -> None:
+    paths = {}
+    for side, numbers in (("encoder", "1 2"), ("decoder", "3 4")):
+        paths[f"{side}_embed_path"] = str(tmp_path / side)
+        (tmp_path / side).write_text(f"1 2\nw7 {numbers}\n")
+    model = build("convs2s_tiny", enlivened=False, encoder_embed_dim=2, decoder_embed_dim=2, **paths)
+    found = [part.embedding.words.weight[dictionary.index("w7")].tolist() for part in (model.encoder, model.decoder)]
+    assert found == [[1, 2], [3, 4]]

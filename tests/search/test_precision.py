@@ -15,7 +15,8 @@ from tests.search.searching import LENGTHS, assert_same, generate
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "int8"])
-def test_lower_precision(build, architecture: str, dictionary, sentences, device, precision: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"no_repeat_ngram_size": 2}], ids=["own search", "fairseq's search"])
+def test_lower_precision(build, architecture, dictionary, sentences, device, precision: str, options: dict) -> None:
     """Scores differ from float32 by rounding."""
     if device.type != "cpu":
         pytest.skip("for processors")
@@ -23,7 +24,7 @@ def test_lower_precision(build, architecture: str, dictionary, sentences, device
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])
     found = [
-        generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=PackedWeightCache(each))
+        generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=PackedWeightCache(each), **options)
         for each in ("float32", precision)
     ]
     scores = [{float(beam["score"]) for beam in chain(*each)} for each in found]

@@ -142,7 +142,8 @@ def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatc
 
     assert [search(model) for model in (*models, *models)] == [1, 1, 0, 0]
     assert [search(models[0], beam_size=beam) for beam in (1, 2, 1, 2)] == [1, 1, 0, 0]
-    assert [search(models[0], temperature=each, word_penalty=each) for each in (2.0, 1.0, 2.0)] == [1, 1, 0]
+    for option in ("temperature", "word_penalty"):
+        assert [search(models[0], **{option: each}) for each in (2.0, 3.0, 2.0)] == [1, 1, 0]
     models[0].decoder.need_attn = False
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2

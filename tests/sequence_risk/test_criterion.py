@@ -246,10 +246,27 @@ def test_too_many_hypotheses_for_the_memory(build, sample, dictionary, monkeypat
         found(build("convs2s_tiny"), sample)
 
 
+def test_other_errors_are_not_taken_for_a_lack_of_memory(build, sample, dictionary, monkeypatch) -> None:
+    """fairseq skips a batch only if the memory does not suffice; another error must stop training."""
+    error, found = RuntimeError("sizes differ"), criterion(dictionary, risk_hypotheses=3)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(found.generator, "generate", fail)
+    with pytest.raises(RuntimeError) as raised:
+        found(build("convs2s_tiny"), sample)
+    assert raised.value is error
+
+
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])
-def test_a_reference_beyond_the_positions(build, architecture, sentences, dictionary) -> None:
+def test_a_reference_beyond_the_positions(build, architecture, sample, sentences, dictionary) -> None:
+    """The model computes the same after the error, because fairseq continues with the model after some errors."""
+    model = build(architecture)
+    expected, _ = model(**sample["net_input"])
     with pytest.raises(ValueError, match="70"):
-        criterion(dictionary, risk_hypotheses=3)(build(architecture), batch(sentences([6]), sentences([70])))
+        criterion(dictionary, risk_hypotheses=3)(model, batch(sentences([6]), sentences([70])))
+    assert torch.equal(model(**sample["net_input"])[0], expected)
 
 
 def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictionary: Dictionary) -> None:

@@ -54,8 +54,11 @@ def test_dropout_in_a_decoder_layer(build, sentences, option: str) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @torch.no_grad()
 def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, learned: bool) -> None:
-    """The first inputs of encoder and decoder layers are words times √d plus positions, as in fairseq."""
-    positions = {"encoder_learned_pos": learned, "decoder_learned_pos": learned}
+    """The first inputs of encoder and decoder layers are words times √d plus positions, as in fairseq.
+
+    Only one side has learned positions.
+    """
+    positions = {"encoder_learned_pos": learned, "decoder_learned_pos": not learned}
     model = build("weighted_transformer_tiny", **positions)
     args = Namespace(encoder_embed_dim=128, encoder_layers=0, decoder_layers=0, **positions)
     args.max_source_positions = args.max_target_positions = 64
@@ -64,7 +67,7 @@ def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, l
     present = tokens.ne(dictionary.pad())
     for ours, kind in ((model.encoder.embedding, TransformerEncoder), (model.decoder.embedding, TransformerDecoder)):
         theirs = kind(args, dictionary, ours.words).to(tokens.device).eval()
-        if learned:
+        if positions["encoder_learned_pos" if kind is TransformerEncoder else "decoder_learned_pos"]:
             theirs.embed_positions.weight.copy_(ours.positions.weight)
         if kind is TransformerEncoder:
             expected, _ = theirs.forward_embedding(tokens)

@@ -46,6 +46,15 @@ def test_the_default_is_adam_and_then_the_projection() -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_epsilon_is_added_to_the_root() -> None:
+    """If gradients are as large as --adam-eps, the first step is half the learning rate."""
+    point = parameter(torch.tensor([0.5, 0.5]))
+    mine = optimizer(point, adam_eps=1e-3)
+    point.grad = torch.tensor([1e-3, -1e-3])
+    mine.step()
+    torch.testing.assert_close(point.detach(), torch.tensor([0.495, 0.505]))
+
+
 def test_the_network_gets_fairseqs_adam() -> None:
     torch.manual_seed(1)
     start = torch.randn(3, 4)
