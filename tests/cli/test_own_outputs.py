@@ -20,6 +20,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import score
 from fairseq_plugins.cli.figure import fonts_for
 from fairseq_plugins.cli.lexicon import find_aligner
+from fairseq_plugins.cli.own_data import results
 from fairseq_plugins.cli.own_data.training import model_of
 from fairseq_plugins.convs2s.model import ConvS2SModel
 from tests.cli.test_own_data import TINY, own
@@ -167,6 +168,14 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
         assert "pip install numpy onnxruntime sentencepiece\n" in readme
         assert (edited.partition("\n## Commands\n")[0] in readme) == (number == 0)
         assert str(made.out) not in readme
+
+
+def test_local_paths_are_left_out_of_the_card(tmp_path: Path) -> None:
+    paths = "--user-dir /home/a --arch x --save-dir /home/b --finetune-from-model /home/c/base.pt --lr 0.5"
+    (tmp_path / "train.log").write_text(f"$ fairseq-train /home/d {paths}\n")
+    (options,) = results._training(tmp_path / "train.log")
+    assert "/home" not in options
+    assert "--arch x --lr 0.5" in options
 
 
 def test_attention_of_a_folder(made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

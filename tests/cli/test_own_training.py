@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -160,6 +161,20 @@ def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.Monk
     for folder, more in ((save, []), (tmp_path / "new", ["--bf16"])):
         with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
             own_training.Training("convs2s_tiny", folder, [*wishes, *more], fp32=True).settings(9, 9)
+
+
+def test_the_newest_checkpoint_tells_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Older checkpoints may have another precision, and names do not tell the age."""
+    states = {}
+    for age, (name, precision) in enumerate((("_last", "bf16"), ("1", "fp16"), ("_best", None))):
+        path = tmp_path / f"checkpoint{name}.pt"
+        path.touch()
+        os.utime(path, (1000 - age, 1000 - age))
+        states[str(path)] = {"cfg": {"common": {each: each == precision for each in ("fp16", "bf16")}}}
+    monkeypatch.setattr(own_training.checkpoint_utils, "load_checkpoint_to_cpu", states.__getitem__)
+    for chosen in (["--bf16"], ["--fp16"], []):
+        assert own_training.Training("convs2s_tiny", tmp_path, []).precision(on_gpu=True) == chosen
+        max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime).unlink()
 
 
 def test_another_schedule_needs_a_rate(tmp_path: Path) -> None:

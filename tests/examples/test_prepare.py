@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import io
+import os
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,16 @@ def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     with pytest.raises(ValueError, match=r"train\.tgz: in/train\.de not found"):
         fetch([*described.files()], tmp_path / "other", [*described.files()])
+
+
+def test_a_truncated_archive_leaves_no_text(server: Server, tmp_path: Path) -> None:
+    """Half a text with the name of a whole one would be used at the next start."""
+    described = small(server)
+    content = archive({"in/train.en": os.urandom(100_000), "in/train.de": b"x"})
+    server.files["/train.tgz"] = content[: len(content) // 2]
+    with pytest.raises(ValueError, match=r"train\.tgz"):
+        fetch([*described.files()], tmp_path, [*described.files()])
+    assert not (tmp_path / "in" / "train.en").exists()
 
 
 @pytest.mark.usefixtures("no_binarising")
@@ -201,6 +212,19 @@ def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
+@pytest.mark.usefixtures("no_binarising")
+def test_punctuation_is_normalised_in_training_only(server: Server, tmp_path: Path) -> None:
+    """Test parts keep their quotation marks, as in fairseq's scripts."""
+    described = replace(small(server), normalise=True)
+    (tmp_path / "in").mkdir()
+    for path in ("in/train.en", "in/train.de", "test.en", "test.de"):
+        (tmp_path / path).write_text("\u201cso\u201d\n" * 30)
+    prepare(described, tmp_path / "out", tmp_path)
+    for part, tokens in (("train", "&quot; so &quot;"), ("test", "\u201c so \u201d")):
+        assert (tmp_path / "out" / "tmp" / f"{part}.en").read_text().splitlines()[0] == tokens
+        assert (tmp_path / "out" / "tmp" / f"{part}.de").read_text().splitlines()[0] == tokens
+
+
 def test_pairs_are_cleaned(tmp_path: Path) -> None:
     """Both sides of a pair must have 1 to 4 words, and similar lengths."""
     lengths = [(0, 1), (1, 1), (2, 3), (2, 4), (3, 4), (4, 5)]
@@ -221,6 +245,14 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert sorted(train + valid) == sorted(original)
     restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
+
+
+@pytest.mark.usefixtures("no_binarising")
+def test_sides_of_a_test_part_have_equally_many_lines(server: Server, tmp_path: Path) -> None:
+    described = small(server)
+    server.files["/test.de"] += b"one more\n"
+    with pytest.raises(ValueError, match=r"test\.de"):
+        prepare(described, tmp_path, tmp_path / "orig")
 
 
 def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "beam 4": {"beam": 4, "max_len_b": 12},
     "greedy": {"beam": 1},
     "more steps than the first memory holds": {"beam": 3, "min_len": 20, "max_len_b": 40},
-    "by the source's length": {"beam": 5, "max_len_a": 0.5, "max_len_b": 1},
+    "by the source's length": {"beam": 5, "max_len_a": 0.7, "max_len_b": 1},
     "rules": {"beam": 3, "min_len": 3, "lenpen": 0.4, "unkpen": -3.0, "word_penalty": 0.3, "max_len_b": 15},
     "no words": {"beam": 2, "min_len": 0, "max_len_b": 0},
 }

@@ -12,6 +12,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import fairseq_cli.train
 import pytest
 import torch
 from fairseq import checkpoint_utils
@@ -299,3 +300,20 @@ def test_a_killed_copy_leaves_the_old_checkpoint(tmp_path: Path, monkeypatch: py
     assert PathManager.copy(str(new), str(last), overwrite=True)
     assert last.read_text() == "new checkpoint"
     assert sorted(path.name for path in tmp_path.iterdir()) == [new.name, last.name]
+
+
+def test_checkpoints_at_time_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint is saved within an epoch if neither this function nor the end of an epoch has saved for 10 s."""
+    now, saved = 0, []
+    monkeypatch.setattr(fairseq_cli.train, "validate_and_save", lambda *_: ([None], False))
+    monkeypatch.setattr(checkpoint_utils, "save_checkpoint", lambda *_: saved.append(now))
+    monkeypatch.setattr(saving.time, "monotonic", lambda: now)
+    saving.save_every(10)
+    cfg, ends = FairseqConfig(), (27, 49)
+    for now in (4, 9, 12, 16, 23, *ends[:1], 32, 36, 38, *ends[1:], 58, 59):
+        assert fairseq_cli.train.validate_and_save(cfg, None, None, None, [], now in ends) == ([None], False)
+    assert saved == [12, 23, 38, 59]
+    cfg.distributed_training.distributed_world_size = 2
+    now = 99
+    fairseq_cli.train.validate_and_save(cfg, None, None, None, [], False)
+    assert saved == [12, 23, 38, 59]

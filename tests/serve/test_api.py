@@ -141,6 +141,15 @@ def test_other_errors(server: Server) -> None:
     assert server.ask("/download_file/..%2f..%2fetc%2fpasswd")[0] == 404
 
 
+def test_settings(server: Server) -> None:
+    """A request may have as many alternatives and characters as the settings say, but not more."""
+    limits = server.ask("/frontend/settings")[1]
+    for more, expected in ((0, 200), (1, 400)):
+        assert server.ask("/translate", {**GOOD, "alternatives": limits["alternativesLimit"] + more})[0] == expected
+    assert server.ask("/translate", {**GOOD, "q": " " * limits["charLimit"]})[0] == 200
+    assert server.ask("/translate", {**GOOD, "q": " " * (limits["charLimit"] + 1)})[0] == 413
+
+
 def test_limits(folder: Path, tmp_path: Path) -> None:
     """The server limits text length, number of sentences and time, and stops translating if the caller disconnects."""
     options = ["--max-letters", 300_000, "--max-waiting", 20_000, "--timeout", 1]
