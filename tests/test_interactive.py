@@ -86,13 +86,17 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """Lines must also fit into --max-tokens; constraints do not count, and empty constraints are ignored."""
-    lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n"
+    """Lines must also fit into --max-tokens; constraints do not count, and empty constraints are ignored.
+
+    A blank line with a constraint is translated.
+    """
+    lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n\tw6\n"
     options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
     found = hypotheses(result.stdout)
-    assert sorted(found) == [0, 1]
+    assert sorted(found) == [0, 1, 2]
     assert "w5" in found[0][0][1].split()
+    assert "w6" in found[2][0][1].split()
     assert "w4" in found[1][0][1].split()
     assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
 

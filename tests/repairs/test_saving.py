@@ -19,6 +19,7 @@ from fairseq import checkpoint_utils
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.file_io import PathManager
 from fairseq.optim import FP16Optimizer
+from fairseq.optim.dynamic_loss_scaler import DynamicLossScaler
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.model import ConvS2SModel
@@ -317,3 +318,7 @@ def test_checkpoints_at_time_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 99
     fairseq_cli.train.validate_and_save(cfg, None, None, None, [], False)
     assert saved == [12, 23, 38, 59]
+
+
+def test_all_counters_of_the_loss_scale_are_saved() -> None:
+    assert {name for name in vars(DynamicLossScaler()) if name.startswith("_")} == {*saving.COUNTERS}
