@@ -9,9 +9,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from fairseq import checkpoint_utils, hub_utils
+from fairseq import checkpoint_utils, hub_utils, utils
 from fairseq.hub_utils import GeneratorHubInterface
 from fairseq.models import FairseqEncoderDecoderModel
+from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -57,7 +58,7 @@ def use_given_task() -> None:
 
 
 def refuse_unread_options() -> None:
-    """Refuse options that ``from_pretrained`` ignores, such as ``beam``, unusable tasks, and options of other tasks.
+    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores, such as ``beam``.
 
     No probe is needed: other options are used as before.
     """
@@ -65,6 +66,12 @@ def refuse_unread_options() -> None:
 
     @wrap(hub_utils, "from_pretrained")
     def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        if "user_dir" in kwargs:  # it may register names
+            utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
+        names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
+        for option in kwargs.keys() & names.keys():
+            if isinstance(name := kwargs[option], str) and name not in names[option]:
+                raise ValueError(f"{option}={name!r} is not registered; use one of {', '.join(sorted(names[option]))}")
         loaded = load(*args, **kwargs)
         cfg = loaded["args"]
         task, asked = getattr(cfg.get("task"), "_name", None), kwargs.get("task")
@@ -120,7 +127,7 @@ def generate_as_asked() -> None:
         if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
             raise ValueError("inference_step_args of single sentences are not supported for a batch: pass one sentence")
         if any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
-            refuse("hub.generate", kwargs)
+            refuse("hub.generate", kwargs | ({"retain_dropout": None} if self.cfg.generation.retain_dropout else {}))
         for option in kwargs.keys() - self.cfg.generation.keys():
             if tasks_with(option):
                 raise ValueError(f"{option} is an option of a task: give it to from_pretrained")

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag, literal
 
@@ -71,6 +71,7 @@ UNREAD: dict[tuple[str, ...], dict[str, str]] = {
     INTERACTIVE: {
         **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
         **dict.fromkeys(("quiet", "gen_subset"), "use fairseq-generate"),
+        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
     },
     (*INTERACTIVE, *VALIDATE): {"results_path": "redirect the standard output into a file"},
     TRANSLATE: {
@@ -78,7 +79,6 @@ UNREAD: dict[tuple[str, ...], dict[str, str]] = {
         **dict.fromkeys(HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
         **dict.fromkeys(("train_subset", "valid_subset"), "use fairseq-generate --gen-subset"),
         **dict.fromkeys(("restore_file", "finetune_from_model", "save_dir"), "use --path for the checkpoint"),
-        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
         "log_file": "redirect the standard output into a file",
         "max_valid_steps": "leave it out",
     },
@@ -167,8 +167,36 @@ def unread() -> Iterator[Refusal]:
     """Yield a row for each option that a command or function ignores."""
     for commands, instead in UNREAD.items():
         for option, fix in instead.items():
-            sentence = f"{flag(option)} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
+            name = flag(option) if commands[0] in COMMANDS else option
+            sentence = f"{name} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
             yield Refusal(commands, partial(given, option), sentence)
+
+
+def other_in_validation(option: str, o: GivenOptions) -> bool:
+    """Return whether ``option`` has another value for validation; a command line copies its value for validation."""
+    return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
+
+
+def missing_of_a_part(o: GivenOptions) -> str | None:
+    """Name a component and the first option it requires that was not given, such as ``--bpe-codes`` of subword_nmt."""
+    for kind, registry in REGISTRIES.items():
+        fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
+        for option, field in fields.items():
+            if field.default == MISSING and getattr(o, option) in (None, MISSING):
+                return f"{flag(kind)} {getattr(o, kind)} needs {flag(option)}"
+    return None
+
+
+def several_searches(o: GivenOptions) -> str | None:
+    """Name the searches that the options choose, if they choose more than one."""
+    chosen = {
+        "--sampling": o.sampling,
+        "--constraints": o.constraints,
+        "--match-source-len": o.match_source_len,
+        "--diversity-rate": o.diversity_rate is not None and o.diversity_rate >= 0,
+    }
+    found = [option for option, value in chosen.items() if value]
+    return " and ".join(found) if len(found) > 1 else None
 
 
 def outside_search_range(option: str, holds: Callable[[Any], bool], o: Any) -> bool:
@@ -254,9 +282,39 @@ REFUSALS = (
         lambda o: None not in (o.replace_unk, o.post_process),
         "--replace-unk needs a model of words, got --remove-bpe (--post-process) {o.post_process}; leave one out",
     ),
+    Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
     Refusal(COMMANDS, outside_training_range, "{found}"),
     *unread(),
+    Refusal(
+        GENERATE,
+        lambda o: o.sacrebleu and o.scoring != "sacrebleu",
+        "--sacrebleu does nothing in {command}; use --scoring sacrebleu",
+    ),
+    *(
+        Refusal(
+            (*TRANSLATE, *VALIDATE),
+            partial(other_in_validation, option),
+            f"{flag(option)}-valid does nothing in {{command}}, got {{o.{option}_valid}}; use {flag(option)}",
+        )
+        for option in ("max_tokens", "batch_size")
+    ),
+    Refusal(SEARCHES, several_searches, "{found} are different searches; use one of them"),
+    Refusal(
+        SEARCHES,
+        lambda o: None not in (o.sampling_topk, o.words) and o.sampling_topk > o.words,
+        "--sampling-topk must be at most the number of target words, {o.words}, got {o.sampling_topk}",
+    ),
+    Refusal(
+        TRANSLATE,
+        lambda o: o.lm_weight and o.lm_path is None,
+        "--lm-weight does nothing without --lm-path, got {o.lm_weight}; give --lm-path",
+    ),
+    Refusal(
+        TRANSLATE,
+        lambda o: o.retain_dropout_modules and not o.retain_dropout,
+        "--retain-dropout-modules does nothing without --retain-dropout, got {o.retain_dropout_modules}; give both",
+    ),
     Refusal(
         GENERATE,
         lambda o: o.constraints,

@@ -208,7 +208,8 @@ def build_generators() -> None:
 
     @wrap(FairseqTask, "build_generator")
     def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        refuse("task.build_generator", getattr(self, "cfg", None), args)
+        words = self.target_dictionary and {"words": len(self.target_dictionary)}
+        refuse("task.build_generator", getattr(self, "cfg", None), args, words)
         generator = build(self, models, args, *more, **others)
         # --score-reference builds a scorer, which does not translate.
         if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):

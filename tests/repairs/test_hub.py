@@ -84,10 +84,10 @@ def test_it_translates_with_candidates(load, tmp_path: Path) -> None:
             {"cpu_dtype": "int8"},
             "cpu_dtype is not an option of task='translation'; give task=, one of translation_fast",
         ),
-        ({"beam": 1}, "--beam does nothing in from_pretrained, got 1; "),
-        ({"generation_args": {"beam": 1}}, "--beam does nothing in from_pretrained, got 1; "),
-        ({"fp16": True}, "--fp16 does nothing in from_pretrained, got True; "),
-        ({"replace_unk": ""}, "--replace-unk does nothing in from_pretrained, got ''; "),
+        ({"beam": 1}, "beam does nothing in from_pretrained, got 1; "),
+        ({"generation_args": {"beam": 1}}, "beam does nothing in from_pretrained, got 1; "),
+        ({"fp16": True}, "fp16 does nothing in from_pretrained, got True; "),
+        ({"replace_unk": ""}, "replace_unk does nothing in from_pretrained, got ''; "),
     ],
 )
 @pytest.mark.parametrize("old", [False, True])
@@ -141,9 +141,9 @@ def test_fconv_aligns_too(load) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"score_reference": True}, "--score-reference does nothing in hub.generate"),
-        ({"replace_unk": ""}, "--replace-unk does nothing in hub.generate"),
-        ({"retain_dropout": True}, "--retain-dropout does nothing in hub.generate"),
+        ({"score_reference": True}, "score_reference does nothing in hub.generate"),
+        ({"replace_unk": ""}, "replace_unk does nothing in hub.generate"),
+        ({"retain_dropout": True}, "retain_dropout does nothing in hub.generate"),
         ({"beam": 0}, "--beam must be a whole number and at least 1, got 0"),
         ({"beam": 3.0}, "--beam must be a whole number and at least 1, got 3.0"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
@@ -171,11 +171,17 @@ def test_arguments_of_one_sentence(load) -> None:
 
 def test_dropout_that_is_retained(load) -> None:
     hub = load(retain_dropout=True)
-    assert len({float(generate(hub)[0][0]["score"]) for _ in range(3)}) == 3
+    assert len({float(generate(hub, retain_dropout=True)[0][0]["score"]) for _ in range(3)}) == 3
+
+
+@pytest.mark.parametrize("option", ["task", "bpe"])
+def test_unregistered_names_are_refused(load, option: str) -> None:
+    with pytest.raises(ValueError, match=f"^{option}='nowhere' is not registered"):
+        load(**{option: "nowhere"})
 
 
 def test_score_is_refused(load) -> None:
-    with pytest.raises(ValueError, match="--score-reference"):
+    with pytest.raises(ValueError, match="score_reference"):
         load().score("w1 w2")
 
 
