@@ -58,7 +58,7 @@ def use_given_task() -> None:
 
 
 def refuse_unread_options() -> None:
-    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores, such as ``beam``.
+    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores, like ``beam``.
 
     No probe is needed: other options are used as before.
     """
