@@ -87,7 +87,7 @@ def test_double_precision_and_tied_parameters(data: Path, tmp_path: Path) -> Non
         ("model", "version", None, " version"),
         ("model", "encoder.layers.0.branches.kappa.weight", torch.ones(2), "encoder.layers.0.branches.kappa.weight"),
         ("cfg", "branch_constraint", "softmax", "--branch-constraint"),
-        ("cfg", "_name", "convs2s", "different architectures"),
+        ("cfg", "_name", "transformer", "different architectures"),
         ("extra_state", "words", {"source": "0", "target": "0"}, "dictionaries"),
     ],
 )
