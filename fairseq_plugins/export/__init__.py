@@ -1,1 +1,1 @@
-"""Export of models to ONNX, and the script `translate`, which runs exported models without fairseq and torch."""
+"""Export to ONNX, and the program that translates without fairseq and PyTorch."""

@@ -1,4 +1,4 @@
-"""Vocabulary selection (L'Hostis et al. 2016) and replacement of unknown words."""
+"""Vocabulary selection (L'Hostis et al. 2016), and replacement of unknown words."""
 
 from fairseq_plugins.vocabulary.candidates import Candidates
 
