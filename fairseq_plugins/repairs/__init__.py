@@ -15,6 +15,7 @@ from fairseq_plugins.repairs import (
     resuming,
     safety,
     saving,
+    texts,
     training,
     translating,
 )
@@ -66,14 +67,14 @@ SPEED: tuple[Repair, ...] = (
 
 # Commands, texts, search, and the Python interface.
 TRANSLATING: tuple[Repair, ...] = (
-    command.decode_pieces_with_their_model,
-    command.end_lines_at_line_feeds,
-    command.name_bad_dictionaries,
+    texts.decode_pieces_with_their_model,
+    texts.end_lines_at_line_feeds,
+    texts.name_bad_dictionaries,
     command.name_empty_translations,
     command.parse_command_lines,
-    command.refuse_misaligned_texts,
-    command.segment_long_words,
-    command.translate_every_line,
+    texts.refuse_misaligned_texts,
+    texts.segment_long_words,
+    texts.translate_every_line,
     hub.generate_as_asked,
     hub.refuse_unread_options,
     hub.use_given_task,
