@@ -172,13 +172,6 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
     return tokenise
 
 
-def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
-    """Write the sentences of several files to one file, one per line."""
-    with writing(output) as file:
-        for path in paths:
-            file.writelines(line + "\n" for line in read_text(path, language))
-
-
 def read_pairs(
     source: Path, target: Path, *, languages: tuple[str, str] = ("", ""), errors: str = "strict"
 ) -> Iterator[Pair]:
@@ -194,24 +187,6 @@ def read_pairs(
         lines = [lines[0] + (left is not None), lines[1] + (right is not None)]
     if lines[0] != lines[1]:
         raise ValueError(f"{source} has {lines[0]} lines and {target} has {lines[1]}: give line-aligned files")
-
-
-def clean(pairs: Iterable[Pair], max_words: int, max_ratio: float | None) -> Iterator[Pair]:
-    """Yield the pairs whose sides have 1 to ``max_words`` words and a length ratio of at most ``max_ratio``."""
-    for source, target in pairs:
-        short, long = sorted((len(source.split()), len(target.split())))
-        if short and long <= max_words and (max_ratio is None or long <= max_ratio * short):
-            yield source, target
-
-
-def split(pairs: Iterable[Pair], every: int | None, outputs: dict[str, tuple[Path, Path]]) -> None:
-    """Write every n-th pair (``every``) to ``outputs["valid"]`` and all others to ``outputs["train"]``."""
-    with ExitStack() as stack:
-        files = {part: [stack.enter_context(writing(path)) for path in paths] for part, paths in outputs.items()}
-        for number, pair in enumerate(bar(pairs, desc="clean and split", unit=" pairs"), start=1):
-            part = "valid" if every is not None and number % every == 0 else "train"
-            for file, line in zip(files[part], pair, strict=True):
-                file.write(line + "\n")
 
 
 def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
