@@ -160,6 +160,8 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
         assert server.ask("/translate", b"q=" + b"w" * 4_000_000)[0] == 413
         assert server.is_idle(), "it translates although no caller waits"
     with serving(tmp_path / "log", folder, "--max-letters", 300_000, "--max-waiting", 20_000) as server:
+        longest = urlencode({**GOOD, "q": "\U0001f600" * 300_000})  # twelve bytes for each letter
+        assert server.ask("/translate", longest.encode())[0] == 200
         left = server.connect()
         left.request("POST", "/translate", urlencode({**GOOD, "q": "w1 w2 w3.\n" * 20_000}))
         assert any(not server.is_idle() for _ in range(20))  # the server first reads the request

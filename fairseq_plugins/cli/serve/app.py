@@ -189,8 +189,8 @@ class Api:
 
     async def allowed(self, request: Request, factor: int = 1) -> dict[str, Any]:
         """Return the parameters of a request, after a check of its API key."""
-        # Most characters take up to nine bytes in a form, such as %e3%81%82, and up to four in a file.
-        parameters = await read_parameters(request, (9 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
+        # A character takes up to twelve bytes in a form, such as %f0%9f%98%80, and up to four in a file.
+        parameters = await read_parameters(request, (12 if factor == 1 else 4) * factor * self.limits.letters + 10_000)
         key = parameters.get("api_key")
         if self.limits.key is not None and not hmac.compare_digest(str(key or "").encode(), self.limits.key.encode()):
             raise HTTPException(403, "Invalid API key" if key else "Please give the API key of this server")
