@@ -81,16 +81,16 @@ def run(
     stdin: str | bytes = b"",
     succeeds: bool = True,
     path: Path | str = "",
-    anew: bool = False,
+    fork: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run one of fairseq's commands (``train``, ``generate``, ...) in its own process.
 
-    The process is forked from `FORKED`, unless ``anew`` is set or ``path``, a PYTHONPATH, is given.
+    The process is forked from `FORKED`, unless ``fork`` is false or ``path``, a PYTHONPATH, is given.
     """
     words = [*map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
     given = stdin.encode() if isinstance(stdin, str) else stdin
-    if anew or path:
+    if path or not fork:
         finished = subprocess.run(
             [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words],
             cwd=cwd,

@@ -107,9 +107,9 @@ def test_recipes_build_their_architecture(recipe: Path, task) -> None:
 def test_forked_commands_equal_commands_that_users_start(data: Path, trained: Path) -> None:
     """Forked commands print the same as other commands, except for fairseq's import logs, and numbers such as times."""
     words = [data, "--user-dir", USER_DIR, "--task", "translation", "--path", trained / "checkpoint_last.pt"]
-    forked, anew = (run("interactive", *words, stdin="w1 w2\n\nw3", anew=anew) for anew in (False, True))
-    assert masked(forked.stdout) == masked(anew.stdout)
-    assert masked(forked.stderr) == masked(anew.stderr)
+    forked, started = (run("interactive", *words, stdin="w1 w2\n\nw3", fork=fork) for fork in (True, False))
+    assert masked(forked.stdout) == masked(started.stdout)
+    assert masked(forked.stderr) == masked(started.stderr)
 
 
 def masked(log: str) -> list[str]:

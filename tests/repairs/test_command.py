@@ -139,7 +139,7 @@ def test_only_given_options_override() -> None:
 def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
     """One error is from the table of refusals, the other is raised by a criterion."""
     words = [data, "--user-dir", USER_DIR, "--arch", ARCHITECTURES[0], "--criterion", "sequence_risk", option, -1]
-    failed = run("train", *words, *TRAINING, *QUIET, succeeds=False, anew=True)
+    failed = run("train", *words, *TRAINING, *QUIET, succeeds=False, fork=False)
     assert failed.returncode == 1
     assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
 

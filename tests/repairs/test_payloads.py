@@ -63,7 +63,7 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
     cfg = {**state["cfg"], "criterion": {**ctc, "wer_args": code(trace)}}
     torch.save({**state, "cfg": cfg}, tmp_path / "evil.pt")
     command = [words, *COMMON, *COMMANDS["validate"], tmp_path / "evil.pt"]
-    failed = run("validate", *command, succeeds=False, anew=True)  # a user's command runs in the module `__main__`
+    failed = run("validate", *command, succeeds=False, fork=False)  # a user's command runs in the module `__main__`
     assert "ValueError: \"__import__('os')" in failed.stderr
     assert not trace.exists()
 
@@ -71,7 +71,7 @@ def test_a_criterion_from_a_checkpoint_is_not_evaluated(state, words: Path, trac
 @pytest.mark.parametrize("command", ["validate", "eval_lm"])
 def test_overrides_of_a_model_are_not_evaluated(command: str, words: Path, trace: Path) -> None:
     more = [*COMMANDS[command], "nowhere.pt", "--model-overrides", code(trace)]
-    assert "not a literal" in run(command, words, *COMMON, *more, succeeds=False, anew=True).stderr
+    assert "not a literal" in run(command, words, *COMMON, *more, succeeds=False, fork=False).stderr
     assert not trace.exists()
 
 
@@ -113,7 +113,7 @@ def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_fairseq_that_checks_nothing_loads_data(unchecked: Path, state, words: Path, tmp_path: Path) -> None:
     torch.save(state, tmp_path / "model.pt")
-    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked, anew=True)
+    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked, fork=False)
     assert "Generate test with beam=5: BLEU4" in done.stdout
 
 
