@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import socket
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -109,7 +108,7 @@ def run(args: Namespace) -> None:
             raise ValueError(f"--cors {origin}: not an origin; give a scheme and a host, as in https://example.org")
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(f"serve needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
-    import uvloop  # noqa: PLC0415  (an optional package, like those that the next modules import)
+    import uvloop  # noqa: PLC0415  (an optional package; the next modules import others)
 
     from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415
     from fairseq_plugins.cli.serve.server import serve  # noqa: PLC0415
