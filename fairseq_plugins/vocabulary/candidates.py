@@ -182,9 +182,9 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
 class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's label-smoothed cross-entropy over the candidates of each batch and the words of its references.
 
-    The output layer computes only the logits of candidates and reference words, so only their weights receive gradients.
-    Label smoothing distributes probability only among candidates and reference words.  Validation uses the same
-    loss.  This loss is smaller than a loss over the whole vocabulary, so do not compare the two losses.
+    The output layer computes only the logits of candidates and reference words, so only the weights of these words
+    receive gradients.  Label smoothing distributes probability only among candidates and reference words.  Validation
+    uses the same loss.  This loss is smaller than a loss over the whole vocabulary, so do not compare the two losses.
 
     The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
     is the percentage of target words, including ends of sentences, that would be candidates without the references.
