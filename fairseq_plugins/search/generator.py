@@ -153,7 +153,7 @@ class FastBeamSearch(SequenceGenerator):
                 state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, packing))
             else:
                 # One row per sentence is enough for the first step, because k rows would be equal.
-                # With a prefix, use k rows: for a prefix that is only the end, the search returns k copies.
+                # With a prefix, use k rows: if a prefix is only the end, the search returns k copies of a hypothesis.
                 state = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = state.prepare_and_step
             steps_made = run_search(state, step, sentences, steps)
@@ -190,7 +190,7 @@ class FastBeamSearch(SequenceGenerator):
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
-            in_place = source.device.type == "cpu" and capacity is None  # a second tensor of this size takes time
+            in_place = source.device.type == "cpu" and capacity is None  # two tensors of logits take time
             decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
             return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)

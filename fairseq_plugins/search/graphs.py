@@ -39,7 +39,7 @@ Begin = Callable[..., BeamState]  # `FastBeamSearch.begin`
 
 
 class GraphCache:
-    """The compiled steps and captured searches of a task's generators; a lock serialises the batches of threads.
+    """The compiled steps and captured searches of a task's generators; a lock serialises batches of several threads.
 
     Args:
         capture: function that records the operations of another function, and returns a function that repeats them

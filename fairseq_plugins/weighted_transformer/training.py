@@ -63,7 +63,7 @@ class FairseqSimplexAdam(FairseqAdam):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Arguments of `SimplexAdam`; fairseq's sharded optimizers also read them."""
+        """Arguments of `SimplexAdam`; fairseq's sharded optimizers also read these arguments."""
         return {**super().optimizer_config, "freeze_after": self.cfg.freeze_branch_weights_after}
 
 
