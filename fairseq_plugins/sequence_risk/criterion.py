@@ -78,7 +78,7 @@ class SequenceRisk(FairseqCriterion):
         self.bpe_symbol = bpe_symbol(words)
         # Unknown words of references and of hypotheses are replaced by different words, so that they never match.
         # ROUGE ignores characters other than letters and digits, so the replacements for ROUGE consist of letters.
-        # For other scores, the replacements are 8 private-use characters, because chrF counts the characters of a word.
+        # Other scores get 8 private-use characters, the length of a typical word, because chrF counts characters.
         self.unknown_words = (
             ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         )
