@@ -44,8 +44,8 @@ class PackedLinear:
     """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with a packed copy of the weight.
 
     Compiled code calls a custom operator, which finds this object by its ``number`` at run time.  The same compiled
-    code therefore works with all weights of the same shape, and the compiler does not trace the product.  The precision is a
-    key of `PRECISIONS`.
+    code therefore works with all weights of the same shape, and the compiler does not trace the product.  The precision
+    is a key of `PRECISIONS`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:

@@ -2,7 +2,7 @@
 
 torch's dropout draws a number in double precision for each element of the mask, and stores the mask as floats.  Here
 each 64-bit number of torch's generator gives four elements of the mask, which is stored as bytes.  On a Zen 5 core, the
-forward pass takes a fifth of the time that torch's dropout takes.
+forward pass takes a fifth of the time of torch's forward pass.
 
 fairseq's label-smoothed loss creates five tensors with the size of the logits, which is slow for large vocabularies.
 Here, one pass over chunks of rows that fit into the CPU's cache computes loss and gradient, and stores only the

@@ -61,9 +61,10 @@ class TranslationFastConfig(TranslationConfig):
 class TranslationFastTask(TranslationTask):
     """fairseq's translation task with a faster search, and optionally lower precision and vocabulary selection.
 
-    ``--candidates`` restricts translation to the candidate words of each batch.  It works with any model, including
-    models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy` uses
-    the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder.
+    ``--candidates`` restricts translation to the candidate words of each batch.  The option works with any model, also
+    with models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy`
+    uses the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder of
+    ``--candidates``.
     """
 
     cfg: TranslationFastConfig
@@ -106,8 +107,8 @@ class TranslationFastTask(TranslationTask):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tables of candidates from a checkpoint.
 
-        The tables are ignored if the folder has been read, or if the task's options for candidates differ from the
-        checkpoint's.
+        The checkpoint's tables are ignored if the task has already read the folder of ``--candidates``, or if the task
+        and the checkpoint have different options for candidates.
         """
         others = dict(state_dict)
         saved = others.pop("candidates", None)
@@ -151,7 +152,7 @@ class TranslationFastTask(TranslationTask):
             self._warn_unused("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores this option if a class is given
+            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores print_alignment if a class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
             extra |= {"packing": self.packing, "graphs": self._graphs}
