@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
-"""Compare the speed of `fairseq-plugins serve` with the folder's own batches.
+"""Compare the throughput of `fairseq-plugins serve` with translation in large batches by the same exported folder.
 
 Each round first translates all lines of a text in this process, as translate.py does.  Then concurrent callers send the
 same lines to the server, one line per request; each caller waits for an answer before its next request.  The script
-checks that lines of one sentence have the same translation.  (The server translates the sentences of a line apart.)
+counts the lines with equal translations.  Only lines of one sentence are compared, because the server translates each
+sentence of a line separately.
 """
 
 from __future__ import annotations
