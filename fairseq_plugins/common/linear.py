@@ -1,8 +1,8 @@
 """Linear maps and weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``.
 
-In training, a normalised weight w is computed from its parameters g and v each time w is read.  Decoding computes w
-once, which is called folding.  In checkpoints, g and v have the names that torch's parametrisation uses.  torch's
-parametrisation itself is not used, because it changes the class of a module.
+A normalised weight w is computed from its parameters g and v each time w is read, because training updates g and v.
+Decoding computes w once, which is called folding.  In checkpoints, g and v have the names that torch's parametrisation
+uses.  torch's parametrisation itself is not used, because it changes the class of a module.
 """
 
 from __future__ import annotations

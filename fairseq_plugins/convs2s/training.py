@@ -4,8 +4,8 @@ The paper says: "Once the validation perplexity stops improving, we reduce the l
 after each epoch until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` reduces the rate once per plateau.
 `AnnealAfterPlateau` reduces the rate after *every* epoch from the first plateau on.
 
-An epoch is a plateau if its validation loss is not below the best loss so far.  Epochs without
-validation keep the rate before the first plateau, and reduce the rate afterwards.
+An epoch is a plateau if its validation loss is not below the best loss so far.  Epochs without validation keep the rate
+before the first plateau, and reduce the rate afterwards.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def convolve_channels_first(
 
 
 def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
-    """Return whether pairs are faster than windows, for inputs of width ``dim`` with device and dtype of ``like``.
+    """Return whether pairs are faster than windows, for inputs of width ``dim`` with the device and dtype of ``like``.
 
     Pairs are not faster in precisions below float32.  The answer does not depend on the batch size, because otherwise
     batches of different sizes would have to pack different matrices.
