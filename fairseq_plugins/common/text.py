@@ -42,5 +42,5 @@ def rouge_scorer(names: Sequence[str]) -> Any:
 
 
 def can_score(words: Collection[str]) -> bool:
-    """Return whether rouge-score can read at least a tenth of the words: it reads only a to z and digits."""
+    """Return whether rouge-score, which reads only a to z and digits, can read at least a tenth of the words."""
     return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10
