@@ -98,8 +98,8 @@ def measure(args: Namespace, stack: str, variant: str) -> Variances:
         for hook in hooks:
             hook.remove()
     result.backward(torch.randn_like(result))
-    # The zeros beyond the ends of the sentence have no variance, and each layer of kernel 3 spreads their effect by up
-    # to two words, so words near the ends are left out.
+    # Words near the ends are left out: the padding beyond the ends has no variance, and each layer of kernel 3 spreads
+    # the effect of the padding by up to two words.
     inner = slice(2 * args.layers, -2 * args.layers)
     return [(variance(output, inner), variance(output.grad, inner)) for output in outputs]
 

@@ -53,7 +53,7 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
         if named and not isinstance(error, UnicodeError):
             raise
         raise ValueError(
-            f"{path} {cannot}: {type(error).__name__}: {error}; correct this, or give another file"
+            f"{path} {cannot}: {type(error).__name__}: {error}; correct the file, or give another file"
         ) from error
 
 

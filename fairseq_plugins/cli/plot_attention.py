@@ -114,7 +114,7 @@ def load(path: Path, data: str) -> tuple[FairseqTask, BaseFairseqModel]:
 
 
 def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
-    """Split a sentence into subwords by the file ``code`` beside the data, if the model uses such codes."""
+    """Split a sentence into subwords with the codes in the file ``code`` beside the data, if the model needs codes."""
     beside = data.absolute().parent / "code"
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
@@ -130,8 +130,9 @@ def search(
     """Find the best translation of a sentence.
 
     Returns:
-        source tokens, target tokens, and the attention of each layer by its name, with a row per source token and a
-            column per target token.  If the layers are unknown, the only entry is the attention that the model reports.
+        source tokens, target tokens, and the attention of each layer, by the layer's name.  Attention has a row per
+            source token and a column per target token.  If the layers are unknown, the only entry is the attention that
+            the model reports.
     """
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -244,7 +245,7 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
         panel.set_title(name, fontsize="medium")
         panel.set_xticks(*across, rotation=90, fontsize="small", fontfamily=fonts, parse_math=False)
         panel.set_yticks(*down, fontsize="small", fontfamily=fonts, parse_math=False)
-        # Only panels at the left and at the bottom have words.
+        # Only the leftmost and the lowest panels show the tokens.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:
         panel.remove()

@@ -92,7 +92,7 @@ def read_document(name: str, content: bytes) -> Document:
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # polib gets a file: if a text is the name of a file, polib opens that file
+    with TemporaryDirectory() as folder:  # polib.pofile(text) would open a file whose name equals the text
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:
