@@ -64,7 +64,7 @@ def both(function: Callable[[str], str]) -> Pair:
 
 
 def in_words(value: float, **options: str) -> Pair:
-    # num2words writes a comma after the English "thousand", which is rare in text.
+    # num2words writes a comma after "thousand"; English text rarely has this comma.
     english, german = both(lambda language: num2words(value, lang=language, **options))
     return english.replace(",", ""), german
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def refuse_existing(path: Path, makes_folder: bool = False) -> None:
-    """Refuse an output path that exists, even as a broken symbolic link, or whose folder is missing.
+    """Refuse an output path if the path exists, even as a broken symbolic link, or if its folder is missing.
 
     Raises:
         ValueError: the path exists, or its folder does not exist and will not be made.

@@ -133,7 +133,7 @@ def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], lis
 
 
 def read(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each line, split like fairseq."""
+    """Split each line into words, as fairseq does."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -149,7 +149,7 @@ def read(path: Path) -> Iterator[list[str]]:
 
 
 def align(aligner: str, work: Path) -> None:
-    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there."""
+    """Align the files ``source`` and ``target`` in ``work``, and write ``forward`` and ``reverse`` in ``work``."""
     command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
     command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
     last: deque[str] = deque(maxlen=5)
