@@ -189,8 +189,8 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
             def keep(module: Any, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
                 weights = module.weights(*inputs) if hasattr(module, "weights") else output[1]
-                # fairseq's Transformer returns each head's attention, (heads, 1, T, S), for one layer, and the mean of the
-                # heads, (1, T, S), for the other layers.
+                # fairseq's Transformer returns each head's attention, (heads, 1, T, S), for one layer, and the mean
+                # over heads, (1, T, S), for the other layers.
                 found[number] = weights.float().view(-1, *weights.shape[-2:]).mean(dim=0).t()
 
             hooks.callback(module.register_forward_hook(keep).remove)
