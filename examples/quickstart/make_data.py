@@ -3,7 +3,7 @@
 
 ``make_data.py OUT`` writes ``{train,valid,test}.{en,de}`` to OUT.  The sentences are short; their words come from Babel
 (Unicode's CLDR) and num2words.  Every source sentence is unique and has one correct translation, so a perfect model
-scores 100 BLEU.  Training, validation and test text share no sentence.  The same seed gives the same files.
+scores 100 BLEU.  Training, validation and test text share no source sentence.  The same seed gives the same files.
 """
 
 from __future__ import annotations
