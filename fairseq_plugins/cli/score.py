@@ -73,13 +73,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--detokenise",
         metavar="XX",
-        help="detokenise the translations, in the language XX, before scoring, for example after --replace-unk",
+        help="before scoring, detokenise the translations with Moses' rules for language XX, for example after "
+        "--replace-unk",
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU (sacreBLEU's signature: case:lc)")
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a, or by the language of OUT)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a; for OUT, the tokenizer of "
+        "its language)",
     )
     parser.add_argument("--rouge", action="store_true", help="print recall and F1 of ROUGE-1, ROUGE-2 and ROUGE-L")
     parser.add_argument(
@@ -98,7 +100,7 @@ def run(args: Namespace) -> None:
     if args.arch is not None or not args.generated or not args.reference:
         raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add it")
+        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
     found: dict[str, list[float]] = {}
@@ -164,7 +166,7 @@ def tokenizer_for(language: str) -> str:
 
 
 def missing_tokenizer(language: str) -> str | None:
-    """Return how to install the tokenizer of a language, or None if it is not missing."""
+    """Return how to install the tokenizer of a language, or None if no installation is needed."""
     name = _tokenizer(language)
     if tokenizer_for(language) == name:
         return None
