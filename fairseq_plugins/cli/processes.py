@@ -141,6 +141,16 @@ def fairseq_lines(
         raise ValueError(f"fairseq-{command} failed (status {process.returncode}). Its last lines:\n{end}")
 
 
+def end_with_this_process() -> str:
+    """Return Python code by which a child process is killed as soon as this process has ended, on Linux."""
+    return f"""import ctypes, os
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {signal.SIGKILL.value})  # PR_SET_PDEATHSIG
+if os.getppid() != {os.getpid()}:
+    sys.exit()
+"""
+
+
 @contextmanager
 def standard_streams() -> Iterator[None]:
     """In this context, replace a closed standard input or error stream, and handle errors of the standard output.

@@ -29,8 +29,9 @@ from fairseq_plugins.cli.own_data.folder import (
     is_complete,
     read_held_out,
 )
-from fairseq_plugins.cli.score import TOKENIZERS, tokenizer_for
+from fairseq_plugins.cli.score import TOKENIZERS
 from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.common.text import tokenizer_for
 
 LARGEST = 10  # largest exponent; larger powers of a length would overflow
 

@@ -17,6 +17,7 @@ from fairseq_plugins.common.options import flag, option
 from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import GraphCache
+from fairseq_plugins.search.validation import TextScorer, log_chrf
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 logger = logging.getLogger(__name__)
@@ -65,6 +66,8 @@ class TranslationFastTask(TranslationTask):
     with models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy`
     uses the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder of
     ``--candidates``.
+
+    ``--eval-bleu`` logs chrF beside BLEU, see `TextScorer`.
     """
 
     cfg: TranslationFastConfig
@@ -95,6 +98,35 @@ class TranslationFastTask(TranslationTask):
     @functools.cached_property
     def _graphs(self) -> GraphCache | None:
         return GraphCache() if self.cfg.compile_steps else None
+
+    @functools.cached_property
+    def _scorer(self) -> TextScorer:
+        return TextScorer(self.cfg, self.tgt_dict)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
+        """Build a model.
+
+        In training, also read the options of ``--eval-bleu``, so that an error is raised at once.  Translation does not
+        need their files, which may have been moved.
+        """
+        if self.cfg.eval_bleu and not from_checkpoint:
+            self._scorer  # noqa: B018
+        return super(TranslationTask, self).build_model(cfg, from_checkpoint)
+
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the loss, the sample size and the logs of a batch, with n-grams of its translations if asked for."""
+        loss, sample_size, log = super(TranslationTask, self).valid_step(sample, model, criterion)
+        if self.cfg.eval_bleu:
+            while hasattr(model, "module"):  # without wrappers for distributed training
+                model = model.module
+            found = self.inference_step(self.build_generator([model], self._scorer.search), [model], sample)
+            log.update(self._scorer.count([hypotheses[0]["tokens"] for hypotheses in found], sample["target"]))
+        return loss, sample_size, log
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Log the averages of the criterion, and the scores of translations."""
+        super().reduce_metrics(logging_outputs, criterion)
+        log_chrf(logging_outputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the part of a checkpoint that the task writes, including the tables of candidates."""

@@ -31,6 +31,8 @@ fairseq_plugins.install()
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
 TINY += " --max-source-positions 64 --max-target-positions 64"
 
+FOLDER = Folder(Path("out"), ("en", "de"), "sentencepiece")
+
 
 def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
     result = python("-c", MAIN, "own-data", *words, stdin=stdin)
@@ -246,28 +248,36 @@ def test_options_of_a_finished_training(tmp_path: Path) -> None:
     """The model stays without --train, or with the same options."""
     (tmp_path / "finished").write_text("--lr 1 --max-epoch 2\n")
     args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr '1' --max-epoch 2")
-    assert own_data.plan(args, tmp_path) is not None, "the checkpoint is missing"
+    assert own_data.plan(args, tmp_path, FOLDER) is not None, "the checkpoint is missing"
     (tmp_path / "checkpoint_best.pt").touch()
-    assert own_data.plan(args, tmp_path) is None
+    assert own_data.plan(args, tmp_path, FOLDER) is None
     args.train = ""
-    assert own_data.plan(args, tmp_path) is None
+    assert own_data.plan(args, tmp_path, FOLDER) is None
     args.train = "--lr 2"
     with pytest.raises(ValueError, match=r"--lr 1 .*remove it to train again"):
-        own_data.plan(args, tmp_path)
+        own_data.plan(args, tmp_path, FOLDER)
+    args.train, args.metric = "", "chrf"
+    with pytest.raises(ValueError, match="--metric loss --train '--lr 1 --max-epoch 2'"):
+        own_data.plan(args, tmp_path, FOLDER)
 
 
 def test_options_of_a_half_finished_training(tmp_path: Path) -> None:
     """A training resumes with its own options; options may change until there is a checkpoint."""
     (tmp_path / "begun").write_text("--lr 1\n")
     args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr 2")
-    assert own_data.plan(args, tmp_path) is not None
+    assert own_data.plan(args, tmp_path, FOLDER) is not None
     (tmp_path / "checkpoint_last.pt").touch()
     for asked in ("--lr 2", ""):
         args.train = asked
         with pytest.raises(ValueError, match=f"--train '--lr 1': .* {tmp_path}/begun "):
-            own_data.plan(args, tmp_path)
+            own_data.plan(args, tmp_path, FOLDER)
     args.train = "--lr '1'"
-    assert own_data.plan(args, tmp_path) is not None
+    assert own_data.plan(args, tmp_path, FOLDER) is not None
+    (tmp_path / "begun").write_text("--metric chrf --lr 1\n")
+    for metric, train in (("loss", "--lr 1"), (None, "--lr 2")):
+        args.metric, args.train = metric, train
+        with pytest.raises(ValueError, match="--metric chrf --train '--lr 1': repeat"):
+            own_data.plan(args, tmp_path, FOLDER)
 
 
 def test_typed_lines_are_translated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
