@@ -1,4 +1,4 @@
-"""Validation by BLEU and chrF: text of the translations, and numbers of n-grams that sum over batches and processes."""
+"""Validation by BLEU and chrF, from n-gram counts that are summed over batches and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 class TextScorer:
     """Count the n-grams that translations share with their references, for fairseq's ``--eval-bleu``.
 
-    ``--eval-bleu-detok`` may also be a name of ``--bpe``.  With ``sentencepiece``, its model turns pieces into text.
+    ``--eval-bleu-detok`` also accepts the values of ``--bpe``; for example, ``sentencepiece`` turns pieces into text.
     """
 
     def __init__(self, cfg: TranslationConfig, dictionary: Dictionary) -> None:
@@ -37,12 +37,12 @@ class TextScorer:
         self.bleu = BLEU(tokenize="none" if cfg.eval_tokenized_bleu else tokenizer_for(cfg.target_lang), force=True)
 
     def text(self, tokens: Tensor, unknown: str) -> str:
-        """Return the text of tokens, in which ``unknown`` replaces unknown words."""
+        """Convert tokens to text; the string ``unknown`` replaces each unknown word."""
         words = self.dictionary.string(tokens.int().cpu(), self.cfg.eval_bleu_remove_bpe, unk_string=unknown)
         return str(self.decoder.decode(words))
 
     def count(self, translations: Iterable[Tensor], targets: Tensor) -> dict[str, float]:
-        """Return the numbers of n-grams of a batch, by the names of fairseq's logs."""
+        """Return the n-gram counts of a batch under their names in fairseq's logs."""
         found = [self.text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
         without_padding = (utils.strip_pad(tokens, self.dictionary.pad()) for tokens in targets)
         references = [self.text(tokens, "UNKNOWNTOKENINREF") for tokens in without_padding]
@@ -53,13 +53,13 @@ class TextScorer:
         counts = {"_bleu_sys_len": bleu.sys_len, "_bleu_ref_len": bleu.ref_len}
         for order, (count, total) in enumerate(zip(bleu.counts, bleu.totals, strict=True)):
             counts |= {f"_bleu_counts_{order}": count, f"_bleu_totals_{order}": total}
-        # sacreBLEU has no public function for chrF's numbers of n-grams.
+        # sacreBLEU has no public function for chrF's n-gram counts.
         chrf = np.sum(CHRF()._extract_corpus_statistics(found, [references]), axis=0)
         return counts | {f"_chrf_{place}": float(number) for place, number in enumerate(chrf)}
 
 
 def log_chrf(logs: Sequence[Mapping[str, Any]]) -> None:
-    """Log chrF if the logs of a validation contain its numbers of n-grams; fairseq logs BLEU."""
+    """Log chrF if the logs of a validation contain n-gram counts for chrF; fairseq itself logs BLEU."""
     scorer = CHRF()
     total = np.array([float(sum(log.get(f"_chrf_{place}", 0) for log in logs)) for place in range(3 * scorer.order)])
     if total.any():

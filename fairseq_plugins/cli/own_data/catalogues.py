@@ -16,8 +16,8 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 SUFFIX = ".po"
 LINE = re.compile(r"\S(?:.*\S)?")  # a line without white space at its ends
 SHOWN = 10  # maximum number of entries with lost placeholders in a report
-# Placeholders and markup that a translation must keep unchanged; the text before the <target> of a reference may be
-# translated. Repetitions are limited, so that a search takes linear, not quadratic, time.
+# Placeholders and markup that a translation must keep unchanged. Only the text in :role:`text <target>` may be
+# translated. Repetitions are limited to keep the search linear in time.
 PLACEHOLDERS = re.compile(
     r"""%\([^()\s]+\)[#0+-]{0,5}[\d.]{0,9}[a-z]                              # %(name)s
     | %(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f, %ld
@@ -36,7 +36,7 @@ def load(path: Path) -> polib.POFile:
     """Parse a catalogue.
 
     Raises:
-        ValueError: the file is not a catalogue, or not in the encoding that it declares.
+        ValueError: the file is not a catalogue, or cannot be decoded with its declared encoding.
     """
     try:
         return polib.pofile(str(path))
@@ -58,13 +58,13 @@ def read_catalogue(path: Path) -> Iterator[Pair]:
 
 
 def language_of_catalogue(path: Path) -> str | None:
-    """Return the target language in the catalogue's header; ``pt-BR`` for ``pt_BR``."""
+    """Return the target language from the catalogue's header, in the form ``pt-BR``."""
     return load(path).metadata.get("Language", "").replace("_", "-") or None
 
 
 @dataclass(eq=False)
 class Gap:
-    """An entry's translation that is empty and can be filled."""
+    """An empty translation of a catalogue's entry."""
 
     entry: polib.POEntry
     source: str  # the text to translate
@@ -73,15 +73,15 @@ class Gap:
 
     @property
     def line(self) -> int:
-        """Return the number of the catalogue's line where the entry begins."""
+        """Return the number of the entry's first line in the catalogue."""
         return max(int(self.entry.linenum), 1)
 
     def lines(self) -> list[str]:
-        """Return the lines of the source without white space at their ends, and without blank lines."""
+        """Return the source's lines, stripped of white space; blank lines are omitted."""
         return LINE.findall(self.source)
 
     def fill(self, translations: Mapping[str, str]) -> None:
-        """Fill in translations of the source's lines, keep white space around each line, and mark the entry fuzzy."""
+        """Insert translations of the source's lines, and mark the entry fuzzy.  White space around lines is kept."""
         translation = LINE.sub(lambda line: translations[line[0]].strip(), self.source)
         self.lost = list((placeholders(self.source) - placeholders(translation)).elements())
         self.entry.fuzzy = True
@@ -92,7 +92,7 @@ class Gap:
 
 
 def gaps(catalogue: polib.POFile) -> list[Gap]:
-    """Return a `Gap` for each empty translation; obsolete and blank entries are skipped."""
+    """Return a `Gap` for each empty translation; skip obsolete entries and entries without source text."""
     found = []
     for entry in catalogue:
         if entry.obsolete or not entry.msgid.strip():
@@ -114,14 +114,14 @@ def placeholders(text: str) -> Counter[str]:
 
 
 def in_utf8(catalogue: polib.POFile) -> bytes:
-    """Return the content of the catalogue in UTF-8, with this encoding in the header."""
+    """Encode the catalogue in UTF-8, and declare UTF-8 in its header."""
     if codecs.lookup(catalogue.encoding).name != "utf-8":
         catalogue.metadata["Content-Type"] = "text/plain; charset=UTF-8"
     return str(catalogue).encode()
 
 
 def report(path: Path, filled: Sequence[Gap]) -> str:
-    """Return the number of filled entries, and the first entries that lost placeholders."""
+    """Return a report: the number of filled entries, and the first `SHOWN` entries with lost placeholders."""
     entries: dict[int, list[str]] = {}
     for gap in filled:
         entries.setdefault(gap.line, []).extend(gap.lost)

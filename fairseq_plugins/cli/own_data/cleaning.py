@@ -19,11 +19,11 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair, writing
 
 LONGEST = 2000  # maximum number of characters of a side
 RATIO = 9  # maximum ratio of the two sides' lengths in characters
-# The ratio of sides up to this length is not limited, because "OK" may be a long sentence in another language.
+# The ratio is not limited if both sides have at most this many characters, because a translation of "OK" may be long.
 SHORT = 50
 FEW = 200  # scores on fewer held-out pairs are unreliable
 LEAST = 20  # training pairs
-MOST_BROKEN = 0.05  # share of pairs with invalid UTF-8; a larger share means that the text has another encoding
+MOST_BROKEN = 0.05  # maximum share of pairs with invalid UTF-8; a larger share suggests another encoding
 
 # Cleaning rules in the order in which they are applied. --keep switches off rules in `OPTIONAL`.
 RULES = {
@@ -31,7 +31,7 @@ RULES = {
     "empty": "an empty side",
     "copies": "two equal sides",
     "long": f"a side of more than {LONGEST} characters",
-    "ratio": f"a side {RATIO} times as long as the other",
+    "ratio": f"a side more than {RATIO} times as long as the other",
     "duplicates": "a repeated pair",
     "sources": "a repeated source with another translation",
     "held-out": "a source of the validation or test part",
@@ -43,7 +43,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
-    """Return the first rule that a pair breaks, except rules that compare pairs."""
+    """Return the first rule that a pair breaks; rules that compare several pairs are not checked."""
     short, long = sorted(map(len, pair))
     if "\ufffd" in pair[0] or "\ufffd" in pair[1]:
         return "broken"
@@ -59,7 +59,7 @@ def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
 
 
 def key(*texts: str) -> int:
-    """Return a 64-bit hash of texts, valid within this process; whitespace is ignored."""
+    """Return a 64-bit hash of the texts' words.  The hash is valid only in this process."""
     return hash(tuple(tuple(text.split()) for text in texts))
 
 
@@ -68,9 +68,9 @@ def clean(
 ) -> dict[str, int]:
     """Clean the pairs, and write one line per pair to the files of ``train``, ``valid`` and, if given, ``test``.
 
-    A test part keeps all its pairs.  A validation part loses only unusable pairs.  If no validation part is given,
-    evenly spaced training pairs are held out after cleaning: 1 %, but between 200 and 3000, and never more than a
-    tenth.
+    A test part keeps all its pairs.  From a validation part, only broken and empty pairs are removed.  Without a
+    validation part, evenly spaced training pairs are held out after cleaning.  Their number is 1 % of the pairs, but at
+    least 200, at most 3000, and never more than a tenth of the pairs.
 
     Args:
         parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
@@ -79,7 +79,7 @@ def clean(
         keep: rules of `OPTIONAL` to switch off.
 
     Returns:
-        number of pairs of each part, and of training pairs that each rule removed.
+        number of pairs in each part, and number of training pairs that each rule removed.
 
     Raises:
         ValueError: too many lines are invalid UTF-8, or a part has too few pairs.
@@ -109,7 +109,7 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        same_source = np.isin(of_source, of_source[valid])  # larger than `valid` only if repeated sources are kept
+        same_source = np.isin(of_source, of_source[valid])  # equal to `valid`, unless --keep allows repeated sources
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source
     for language in languages:
@@ -129,10 +129,10 @@ def clean(
 def _write_usable_pairs(
     pairs: Iterable[Pair], languages: tuple[str, str], folder: Path, keep: Set[str], numbers: Counter[str]
 ) -> tuple[Array, Array]:
-    """Write the pairs that break no rule about a single pair.
+    """Write the pairs for which `broken_rule` returns None.
 
     Returns:
-        keys of their sources, and of the whole pairs.
+        keys of the written sources, and keys of the written pairs.
     """
     of_source, of_pair = array("q"), array("q")
     with _writing(folder, "usable", languages) as write:
@@ -165,7 +165,7 @@ def _writing(folder: Path, part: str, languages: tuple[str, str]) -> Iterator[Ca
 
 
 def _evenly(pairs: Mask) -> Mask:
-    """Return evenly spaced pairs for validation."""
+    """Return a mask that selects evenly spaced pairs for validation."""
     chosen = np.zeros_like(pairs)
     number = int(pairs.sum())
     if number >= LEAST:

@@ -43,7 +43,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-BEGUN = "begun"  # the file `FINISHED` has this name until the training ends
+BEGUN = "begun"  # name of the file `FINISHED` until the training ends
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 
@@ -73,8 +73,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     text.add_argument(
         "--tokenizer",
         choices=TOKENIZERS,
-        help="preprocessing: sentencepiece works for every language and loses no character; moses, with subword-nmt's "
-        "BPE, is the papers' preprocessing (default: sentencepiece, or the preprocessing of an existing OUT)",
+        help="preprocessing: sentencepiece works for every language and loses no character; moses is the papers' "
+        "preprocessing, with subword-nmt's BPE (default: sentencepiece, or the preprocessing of an existing OUT)",
     )
     text.add_argument(
         "--keep",
@@ -98,8 +98,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         dest="base",
         type=Path,
         metavar="OUT2",
-        help="adapt a trained model to this text: OUT2 is a folder of own-data or a checkpoint in one; the model's "
-        "subwords are kept",
+        help="adapt a trained model to this text: OUT2 is a folder of own-data or a checkpoint in such a folder; the "
+        "model's subwords are kept",
     )
     training.add_argument(
         "--train",
@@ -111,7 +111,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     training.add_argument(
         "--metric",
         choices=METRICS,
-        help="measure of the validation that selects the best checkpoint and ends the training; for chrf and bleu, the "
+        help="validation metric that selects the best checkpoint and stops the training; for chrf and bleu, the "
         "validation part is translated greedily after each epoch (default: loss, or the metric of the training in OUT)",
     )
     training.add_argument(
@@ -208,7 +208,7 @@ def refuse_untrained(model: Path) -> None:
     """Refuse to translate without a trained model.
 
     Raises:
-        ValueError: there is no such model.
+        ValueError: the folder has no trained model.
     """
     if not is_trained(model):
         archs = trained_archs(model.parent)
@@ -232,7 +232,7 @@ def texts_of(args: Namespace) -> dict[str, FilePair]:
 
 
 def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | None) -> str:
-    """Return the tokenizer of an existing folder or base model; for a new one, the user's choice or the default.
+    """Return the tokenizer of an existing folder or base model; without either, the user's choice or the default.
 
     Raises:
         ValueError: the user's choice differs from the tokenizer of an existing folder or base model.
@@ -248,8 +248,8 @@ def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | Non
 def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None) -> Training | None:
     """Return the training to run, and set ``args.metric``; return None if the training has finished.
 
-    A resumed training keeps its options, but its limits may change.  Without a checkpoint all options may change, for
-    example after a crash for lack of memory.
+    A resumed training needs the same options, except limits such as --max-epoch.  Before the first checkpoint, all
+    options may change, for example after a crash for lack of memory.
 
     Raises:
         ValueError: an option of --train is wrong, or the training began with other options.
@@ -266,11 +266,13 @@ def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None)
         return None
     is_begun = record.exists() and (trained or (model / "checkpoint_last.pt").exists())
     if is_begun and (metric, without_ends(before)) != (args.metric, without_ends(wishes)):
-        options = f"with --metric {metric} --train {shlex.quote(shlex.join(before))}"
+        options = f"--metric {metric} --train {shlex.quote(shlex.join(before))}"
         if trained:
-            raise ValueError(f"{model} has been trained {options}: choose another folder, or remove it to train again")
+            raise ValueError(
+                f"{model} has been trained with {options}: choose another OUT, or remove {model} to train again"
+            )
         raise ValueError(
-            f"{model} is partly trained {options}: repeat these options, or remove {record} to change options"
+            f"{model} is partly trained with {options}: repeat these options, or remove {record} to change options"
         )
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (importing fairseq takes seconds)
 
@@ -278,7 +280,7 @@ def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None)
 
 
 def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
-    """Return shell commands that are useful after a training, by their purpose."""
+    """Map purposes to shell commands that are useful after a training."""
     from fairseq_plugins.cli.own_data.training import model_of  # noqa: PLC0415  (importing fairseq takes seconds)
 
     commands: dict[str, list[object]] = {

@@ -1,7 +1,7 @@
 """The folder OUT of ``own-data``: its paths, its trained models, and translations of its held-out text.
 
-``text`` contains the cleaned lines of each part.  ``train.en`` and similar files contain their subwords.  ``data-bin``
-contains the binary data.  Folders with the names of architectures contain models.
+``text`` contains the cleaned lines of each part.  ``train.en`` and similar files contain each part's
+subwords.  ``data-bin`` contains the binary data.  Folders with the names of architectures contain models.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 SETTINGS = "settings"
-PARTS = {"train": "training", "valid": "validation", "test": "test"}  # names in files, and in messages
+PARTS = {"train": "training", "valid": "validation", "test": "test"}  # keys for file names, values for messages
 TOKENIZERS = ("sentencepiece", "moses")
 BEAM = 5
 METRICS = {"loss": "loss", "chrf": "chrF", "bleu": "BLEU"}  # values of --metric, and their names in messages
-# Validation translates greedily.  The limit of the length saves time in the first epochs, in which models repeat words.
+# Validation uses greedy search.  The length limit saves time in the first epochs, when models repeat words.
 VALIDATION_SEARCH = {"beam": 1, "max_len_a": 2, "max_len_b": 10, "unkpen": 1000}
 FIGURES = "figures.json"  # report of the cleaning, in the folder ``text``
 BEST = "checkpoint_best.pt"
 FINISHED = "finished"  # file beside the checkpoints; see `read_record`
-# Options that only limit the length of a training; they may change when it resumes.
+# A resumed training may change these options, because they limit only its length.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
@@ -80,7 +80,7 @@ class Folder:
         return [*options, "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
     def validation_options(self, metric: str) -> list[str]:
-        """Return options of fairseq-train for validation by a metric of translations; none for the loss."""
+        """Return options of fairseq-train for validation by BLEU or chrF; return no options for the loss."""
         if metric == "loss":
             return []
         if self.tokenizer == "sentencepiece":
@@ -122,10 +122,12 @@ def trained_archs(output: Path) -> list[str]:
 
 
 def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
-    """Return a folder of ``own-data`` and the subfolder of a model; ``arch`` may be None if only one was trained.
+    """Return a folder of ``own-data`` and the subfolder of a trained model.
+
+    ``arch`` may be None if the folder has only one trained model.
 
     Raises:
-        ValueError: the folder is missing or incomplete, there is no such model, or there are several.
+        ValueError: the folder is missing or incomplete, the architecture is not trained, or ``arch`` must be given.
     """
     folder, archs = existing(output), trained_archs(output)
     if folder is None:
@@ -140,18 +142,18 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
 
 
 def record_of(metric: str, train: str) -> str:
-    """Return the record of a training's options: --metric, unless it is the loss, and the text of --train."""
+    """Return the content of the file `FINISHED`: --metric, unless the metric is the loss, and the text of --train."""
     return train if metric == "loss" else f"--metric {metric} {train}"
 
 
 def read_record(path: Path) -> tuple[str, list[str]]:
-    """Return the metric and the options of --train in a record."""
+    """Read the metric and the options of --train from the file `FINISHED`."""
     words = shlex.split(path.read_text(encoding="utf-8"))
     return (words[1], words[2:]) if words[:1] == ["--metric"] else ("loss", words)
 
 
 def without_ends(wishes: Sequence[str]) -> list[str]:
-    """Return options of fairseq-train, except limits of the training."""
+    """Return options of fairseq-train without the options in `ENDS` and their values."""
     kept: list[str] = []
     words = iter(wishes)
     for word in words:
@@ -164,7 +166,7 @@ def without_ends(wishes: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Base:
-    """The base model of an adaptation: its folder, and its checkpoint in a subfolder with its architecture's name."""
+    """The base model of an adaptation, and the folder of own-data that contains the model."""
 
     folder: Folder
     checkpoint: Path
@@ -176,15 +178,15 @@ class Base:
 
     @property
     def wishes(self) -> list[str]:
-        """Return the options that --train gave when the model was trained, except limits of the training."""
+        """Return the options of --train for the base model, except the options in `ENDS`."""
         return without_ends(read_record(self.checkpoint.parent / FINISHED)[1])
 
 
 def find_base(path: Path, arch: str | None) -> Base:
-    """Return the base model for a folder of own-data or a checkpoint in it; see `find_model`.
+    """Return the base model at a path: a folder of own-data, or a checkpoint in such a folder.
 
     Raises:
-        ValueError: there is no such model, or there are several.
+        ValueError: `find_model` fails, or the checkpoint's architecture is not ``arch``.
     """
     if path.is_file():
         if arch not in (None, path.parent.name):
@@ -211,7 +213,7 @@ class HeldOut:
         return [sentence.hypotheses[0].text for sentence in self.sentences]
 
     def describe(self) -> str:
-        """Return the number of scored lines, and of lines that were skipped."""
+        """Return a heading for scores, with the numbers of scored and skipped lines."""
         skipped = f"; skipped, too long for the model: {self.left_out}" if self.left_out else ""
         return f"Scores on the {PARTS[self.part]} part (held-out lines: {len(self.sentences)}{skipped}):"
 
@@ -232,7 +234,7 @@ def generate(results: Path, part: str, options: Sequence[object]) -> None:
 
 
 def is_complete(path: Path, checkpoint: Path) -> bool:
-    """Return whether a file is complete output of fairseq-generate for the current checkpoint."""
+    """Return whether a file is complete output of fairseq-generate, and not older than the checkpoint."""
     if not path.exists() or path.stat().st_mtime < checkpoint.stat().st_mtime:
         return False
     with path.open("rb") as file:

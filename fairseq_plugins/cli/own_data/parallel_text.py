@@ -1,6 +1,6 @@
 """Steps from parallel text to subwords: reading, tokenising, cleaning, BPE.
 
-Each file gets its name only when it is complete, so a resumed call repeats only unfinished steps.
+A file has a temporary name until it is complete, so a resumed call repeats only unfinished steps.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ Pair = tuple[str, str]
 
 @contextmanager
 def writing(path: Path) -> Iterator[TextIO]:
-    """Open a text file for writing; the file gets its name only when it is complete."""
+    """Open a text file for writing; the file has a temporary name until it is complete."""
     # Only \n ends a line, because text may contain other characters that Python treats as line ends.
     with replacing(path) as beside, beside.open("w", encoding="utf-8", newline="\n") as file:
         yield file
 
 
 def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str]:
-    """Read the sentences of a file, gzipped or not; the suffix of its name tells the format.
+    """Read the sentences of a plain or gzipped file.  The file's name determines the format.
 
     ``.sgm`` and ``.xml`` (WMT, IWSLT) have one ``<seg>`` per line, with one sentence.  ``.tmx`` has one sentence per
     language in each ``<tu>``.  ``train.tags.*`` (IWSLT) mixes sentences with lines about the talk.  Other files have
@@ -105,7 +105,7 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
                 regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
                 yield " ".join(sides.get(language, next(regions, "")).split())
                 element.clear()
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # the last two are errors of Python's codecs
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # Python's codecs raise the last two
         raise ValueError(f"{path} is not valid XML: {error}; repair the file") from error
 
 
@@ -117,7 +117,7 @@ def _start(make: Callable[[], Line]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _worker.append(make())
-    # Otherwise a worker whose parent was killed would wait forever and keep the inherited lock.
+    # Without this thread, a worker whose parent was killed would wait forever and keep the inherited lock.
     Thread(target=_end_with, args=(parent_process(),), daemon=True).start()
 
 
@@ -200,7 +200,7 @@ def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
         lines = bar(chain(*texts), desc="count words", unit=" lines")
         try:
             learn_bpe((without_long_words(line) for line in lines), file, merges)
-        except ValueError as error:  # subword-nmt computes the maximum of an empty list of pairs
+        except ValueError as error:  # without pairs of letters, subword-nmt calls max() on an empty list
             names = " and ".join(map(str, paths))
             raise ValueError(f"{names}: cannot learn BPE, because no word has two letters; give more text") from error
 

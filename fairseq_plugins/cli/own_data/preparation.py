@@ -1,7 +1,8 @@
 """Preparation of text for ``own-data``: cleaning, subwords, and fairseq's binary data.
 
 Existing files are not created again.  Subwords are reversible pieces of sentencepiece, or Moses' tokens with
-subword-nmt's BPE.  Pieces keep text and spaces unchanged; characters without a piece become UTF-8 bytes.
+subword-nmt's BPE.  sentencepiece keeps all characters and spaces; it encodes a character without a piece
+as UTF-8 bytes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 
-# Numbers of BPE merges for fewer training pairs than the key. 6000 merges were best for 29 000 image captions, and
-# fairseq's IWSLT'14 recipe uses 10 000 for 160 000 pairs.
+# Number of BPE merges for each upper limit of training pairs. 6000 merges were best for 29 000 image captions;
+# fairseq's IWSLT'14 recipe uses 10 000 merges for 160 000 pairs.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
 SAMPLE = 1_000_000  # maximum number of lines to learn pieces from
 # Maximum number of characters in the distinct words to learn pieces from; a character takes about 130 bytes of memory.
 DISTINCT = 8_000_000
 COVERAGE = 0.9995  # share of the text's characters that get a piece; rarer characters become bytes
-SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's special symbols; text is never segmented into them
-OTHER_SPACE = re.compile(r"[^\S ]+")  # fairseq would split a piece at any whitespace
-# sentencepiece writes a space as U+2581. To keep decoding unambiguous, a U+2581 in the text becomes two Unicode
-# noncharacters; the first of these noncharacters, if it is in the text, also becomes two.
+SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's special symbols; segmented text never contains them
+OTHER_SPACE = re.compile(r"[^\S ]+")  # whitespace except spaces; fairseq would split a piece there
+# sentencepiece writes a space as U+2581. To keep decoding unambiguous, U+2581 in the text is replaced by two Unicode
+# noncharacters, U+FDD0 and U+FDD1. U+FDD0 in the text is replaced by U+FDD0 and U+FDD2.
 ESCAPES = {"2581": "FDD0 FDD1", "FDD0": "FDD0 FDD2"}
 BLOCK = 10_000  # lines per call of sentencepiece
 
@@ -67,7 +68,7 @@ def prepare(
     workers: int = 1,
     base: Folder | None = None,
 ) -> None:
-    """Create the files of the folder that are missing.
+    """Create the missing files of the folder.
 
     Args:
         folder: the folder.
@@ -77,7 +78,7 @@ def prepare(
         base: folder whose subwords and dictionary are reused; if None, they are learned from the text.
 
     Raises:
-        ValueError: the folder has other text or options, or a text is unusable.
+        ValueError: the folder was created from another text or with other options, or a text is unusable.
         OSError: a text cannot be read.
     """
     record, text = folder.path / SETTINGS, folder.path / "text"
@@ -188,7 +189,7 @@ def binarise(folder: Folder, workers: int, base: Folder | None) -> None:
     options = ["--source-lang", source, "--target-lang", target, "--destdir", unfinished, "--joined-dictionary"]
     options += ["--workers", workers]
     options += [word for part in folder.parts for word in (f"--{part}pref", folder.path / part)]
-    if folder.tokenizer == "sentencepiece":  # all pieces, even pieces that the text does not use
+    if folder.tokenizer == "sentencepiece":  # list all pieces, including pieces that are not in the text
         write_dictionary(folder.subwords, folder.path / "pieces.txt")
         options += ["--srcdict", folder.path / "pieces.txt"]
     elif base is not None:
@@ -209,8 +210,8 @@ def source_segmenter(folder: Folder) -> Line:
 def learn_pieces(paths: Sequence[Path], merges: int, output: Path) -> None:
     """Learn one BPE from all files (Sennrich et al. 2016, sentencepiece's ``bpe``).
 
-    Only every n-th line is used if there are more than `SAMPLE` lines, or if distinct words have more than `DISTINCT`
-    characters, as happens in languages without spaces.
+    Only every n-th line is used if there are more than `SAMPLE` lines, or if the distinct words together have more than
+    `DISTINCT` characters, as happens in languages without spaces.
 
     Args:
         paths: text, one sentence per line.
@@ -274,7 +275,7 @@ def _sample(paths: Sequence[Path], every: int) -> Iterator[str]:
 
 
 def write_dictionary(model: Path, output: Path) -> None:
-    """Write the pieces of a model as a fairseq dictionary, except the special symbols, which fairseq adds itself."""
+    """Write the pieces of a model as a fairseq dictionary; fairseq itself adds the special symbols."""
     pieces = sentencepiece.SentencePieceProcessor(model_file=str(model))
     with writing(output) as file:
         file.writelines(f"{pieces.id_to_piece(n)} 1\n" for n in range(len(SPECIAL), pieces.get_piece_size()))

@@ -1,6 +1,7 @@
 """Results of ``own-data``: scores, model card, and translations of the user's text.
 
-The model card is the README.md in the folder of the checkpoints.  Exported folders contain it without its commands.
+The model card is the README.md in the folder of the checkpoints.  An exported folder contains the card
+without the commands.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
 
 
 def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, user_dir: Path) -> None:
-    """Print scores of the base model and of the adapted model, on this text and on the text of the base model."""
+    """Print scores of the base model and the adapted model on the held-out text of each model."""
     pairs = ((folder, base.checkpoint), (base.folder, base.checkpoint), (base.folder, model / BEST))
     new, old, forgotten = (
         scores_of(text, model / "comparison" / str(number), text.decoding_options(checkpoint, user_dir))
@@ -104,7 +105,7 @@ def fill_catalogue(path: Path, options: list[object]) -> None:
     """
     catalogue = catalogues.load(path)
     gaps = catalogues.gaps(catalogue)
-    places: dict[str, int] = {}  # line numbers in the catalogue
+    places: dict[str, int] = {}  # lines to translate, and their line numbers in the catalogue
     for gap in gaps:
         for line in gap.lines():
             places.setdefault(line, gap.line)
@@ -127,7 +128,7 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
 
     Args:
         options: data, checkpoint, search and input options.
-        stdin: file descriptor for its standard input; None to inherit it.
+        stdin: file descriptor for fairseq-interactive's standard input; None to inherit the standard input.
         places: line numbers to print in warnings, if they differ from the line numbers of the input.
 
     Raises:
@@ -144,10 +145,10 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
 
 
 def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
-    """Write the card of a trained model; ``commands`` are shell commands by their purpose."""
+    """Write the card of a trained model; ``commands`` maps purposes to shell commands."""
     source, target = folder.languages
     held_out = scores.held_out
-    also = " (they also decided when to stop training)" if held_out.part == "valid" else ""
+    also = " (these lines also decided when to stop training)" if held_out.part == "valid" else ""
     day = date.fromtimestamp((model / FINISHED).stat().st_mtime)
     words = sum(1 for _ in read_text(folder.binary / f"dict.{source}.txt", ""))
     name = "" if base is None else base.folder.path.resolve().name
@@ -177,7 +178,7 @@ def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, c
 
 
 def card_of(checkpoint: Path) -> str:
-    """Return the card of a checkpoint of own-data without its commands, or an empty string."""
+    """Return a trained model's card without the commands, or an empty string if there is no model or card."""
     card = checkpoint.parent / CARD
     if not is_trained(checkpoint.parent) or not card.is_file():
         return ""

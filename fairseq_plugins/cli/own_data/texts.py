@@ -16,7 +16,7 @@ FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings that are not lang
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
-    """Return the given pair of files, or pair the files of two folders by their names without the language.
+    """Pair the files of two folders by their names without the language; return two given files unchanged.
 
     If both sides are the same folder, each file in it and its subfolders contains both languages.
 
@@ -47,13 +47,16 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
 
 
 def _of_both_languages(path: Path) -> list[Path]:
-    """Return the files with both languages in a folder and its subfolders, or the file itself if it has both."""
+    """Return files that contain both languages: a given file, or files in a given folder and its subfolders."""
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
     return [file for file in files if file.name.lower().endswith(BOTH) and file.is_file()]
 
 
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
-    """Map names without the language to files: ``news.2013`` for ``news.2013.en.gz``; skip hidden files and folders."""
+    """Map names without the language to files, such as ``news.2013`` to ``news.2013.en.gz``.
+
+    Hidden files and folders are skipped.
+    """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
         if path.is_file() and not path.name.startswith("."):
@@ -73,7 +76,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
     """Return the source and target language, from the options or from the names of the files.
 
     Raises:
-        ValueError: a language is missing or invalid, or both are equal.
+        ValueError: a language is missing or invalid, or the two languages are equal.
     """
     of_both = _of_both_languages(source) if source == target else []
     if catalogues := [path for path in of_both if path.name.lower().endswith(SUFFIX)]:
@@ -93,7 +96,11 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
 
 
 def _language_of(path: Path, option: str) -> str:
-    """Return ``de`` for ``train.de``, ``train.de.gz``, ``train.de.txt`` or a folder ``de``; regions as in ``pt-BR``."""
+    """Return the language in a path's name.
+
+    ``train.de``, ``train.de.gz``, ``train.de.txt`` and a folder ``de`` have the language ``de``.  A language may have a
+    region, such as ``pt-BR``.
+    """
     words = path.name.removesuffix(".gz").split(".")
     if len(words) > 2 and words[-1] in FORMATS:
         words.pop()

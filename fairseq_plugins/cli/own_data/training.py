@@ -1,4 +1,4 @@
-"""Training in ``own-data``: options for the size of the text and the user's wishes, and messages about the progress."""
+"""Training in ``own-data``: options of fairseq-train, and progress messages."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
-TRIED = 3  # updates that are timed to estimate an epoch's time, after one update of warm-up
-SILENCE = 60  # minimum of seconds between two messages about updates
-# Options, and the packages that they need.  If a package is missing, fairseq only logs this and ignores the option.
+TRIED = 3  # batches that are timed to estimate an epoch's time, after one batch as warm-up
+SILENCE = 60  # minimum number of seconds between two messages about updates
+# Each option needs one of its packages.  Without a package, fairseq only logs a message and ignores the option.
 PACKAGES = {
     "tensorboard_logdir": ("tensorboard", "tensorboardX"),
     "wandb_project": ("wandb",),
@@ -55,10 +55,10 @@ PACKAGES = {
 class Training:
     """One training, with checkpoints in ``save``.
 
-    ``wishes`` are the user's options of fairseq-train, and ``validation`` the options for validation by translation.
+    ``wishes`` contains the options of --train, and ``validation`` the options for validation by BLEU or chrF.
 
     Raises:
-        ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
+        ValueError: the architecture or an option is unknown, or an option is not allowed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Training:
             raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a rate; add --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
-        """Return `training_settings`, except options that the criterion, optimizer or schedule of --train lacks.
+        """Return the options of `training_settings` that the user's criterion, optimizer and schedule accept.
 
         GPUs train in float16, and CPUs with bfloat16 instructions train in bfloat16, unless --fp32 or --train chooses
         another precision.  A resumed training keeps its precision.
@@ -123,7 +123,7 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> list[str]:
-        """Return fairseq-train's options for the precision, for a new or a resumed training.
+        """Return fairseq-train's precision options for a new or resumed training.
 
         Raises:
             ValueError: --fp32 is given for a training in another precision.
@@ -150,7 +150,7 @@ class Training:
         Args:
             binary: folder of binary data.
             training_part: target side of the training text, as subwords.
-            languages: options for the languages; fairseq-train cannot parse ``pt-BR`` in file names.
+            languages: --source-lang and --target-lang, because fairseq-train cannot parse ``pt-BR`` in file names.
 
         Raises:
             ValueError: fairseq-train fails, or ends without a best checkpoint.
@@ -170,7 +170,7 @@ class Training:
             epoch, validation = seconds_of_epoch(words)
             epochs = min(progress.usual, progress.epochs)
             total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
-            # A model translates longest before it is trained.
+            # An untrained model needs more time to translate than a trained model.
             part = f" (validation: at most {span(validation)})" if chosen.get("eval_bleu") else ""
             print(f"Estimate for this CPU: about {span(epoch)} per epoch{part}{total}.", file=sys.stderr)
         print(
@@ -180,7 +180,7 @@ class Training:
         )
         self.save.mkdir(exist_ok=True)
         lines = fairseq_lines("train", *words, before=f"{end_with_this_process()}\n{SAVE}")
-        # Line buffering makes a killed training leave complete lines.
+        # With line buffering, the log has only complete lines even if the training is killed.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
             for line in lines:
@@ -194,7 +194,7 @@ class Training:
 
 
 def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
-    """Return the class of an architecture; for a model of another plugin, return the base class.
+    """Return an architecture's model class; for another plugin's architecture, return `TranslationModel`.
 
     Raises:
         ValueError: the architecture is unknown, or the user directory does not load this plugin.
@@ -232,7 +232,7 @@ def _refuse(message: str) -> None:
 
 
 def seconds_of_epoch(words: Sequence[str]) -> tuple[float, float]:
-    """Estimate the time of one epoch on this CPU, and how much of it validation takes, with a temporary training."""
+    """Estimate the seconds of an epoch, and of the validation in an epoch, from a few batches on this CPU."""
     level = logging.root.manager.disable
     logging.disable()
     try:
@@ -265,7 +265,7 @@ def _seconds_of_part(part: str, step: Callable[[Any], object], cfg: Any, task: A
         ignore_invalid_inputs=True,
         seed=cfg.common.seed,
     ).frozen_batches
-    if not len(batches):  # fairseq-train will report the error
+    if not len(batches):  # fairseq-train will report an error if there are no batches
         return 0.0
     took = []
     for place in range(TRIED + 1):
@@ -281,9 +281,9 @@ def training_settings(
 ) -> str:
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
-    An adaptation has the longest warm-up, so the learning rate stays low: a training on little text ends before
-    the warm-up does.  A validation that translates a small text has more patience, because random words of an
-    untrained model may be more similar to the references than its translations in the warm-up.
+    An adaptation has the longest warm-up.  On little text, training ends before the warm-up does, so the learning rate
+    stays low.  For a new model and validation by BLEU or chrF, the epochs of the warm-up are added to the patience: an
+    untrained model's random words may score higher than translations during the warm-up.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
@@ -314,7 +314,7 @@ class Progress:
         )
         self.per_epoch = self.seconds = math.nan  # updates per epoch, seconds per update
         self.began: tuple[float, int] | None = None  # time and updates of the first record
-        self.best, self.stale = math.inf, 0  # best metric times `sign`, and number of validations since then
+        self.best, self.stale = math.inf, 0  # best value of the metric times `sign`, and number of later validations
         self.told = 0.0
 
     def see(self, line: str) -> None:
@@ -353,7 +353,7 @@ class Progress:
         loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
         best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best
         self.best = min(self.best, self.sign * value, self.sign * best)
-        # For fairseq, a validation that only equals the best one is not an improvement.
+        # In fairseq, a value that equals the best value is not an improvement.
         self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
         digits = 2 if self.metric in ("chrf", "bleu") else 3
         name = METRICS.get(self.metric, self.metric)
@@ -362,12 +362,12 @@ class Progress:
         self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")
 
     def measure(self, done: int) -> None:
-        """Update the seconds per update, validation included."""
+        """Measure the seconds per update, including validation."""
         if self.began and done > self.began[1]:
             self.seconds = (time.monotonic() - self.began[0]) / (done - self.began[1])
 
     def left(self, done: int) -> str:
-        """Estimate the remaining time from the usual number of epochs; after these epochs, from the patience."""
+        """Estimate the remaining time from the usual number of epochs, the patience, --max-epoch and --max-update."""
         usual = max(self.usual - done / self.per_epoch, self.patience - self.stale) if self.patience > 0 else math.inf
         left = min(usual * self.per_epoch, self.epochs * self.per_epoch - done, self.updates - done) * self.seconds
         return f"; about {span(left)} left" if 0.5 < left < math.inf else ""
