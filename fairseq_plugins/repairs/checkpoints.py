@@ -39,7 +39,7 @@ NUMBERS = {
 # A reference is ``${...}``.  Hydra removes a backslash before a brace, and omegaconf removes one before a reference, so
 # backslashes do not make a reference harmless.
 REFERENCE = re.compile(r"\$\\*\{")
-# Optimizer options that choose torch's kernels.  Fused kernels do not check the sizes in the optimizer's state.
+# Optimizer options that choose torch's kernels.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -305,32 +305,26 @@ def validate_contents() -> None:
 
 
 def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
-    """Refuse optimizer moments whose sizes do not match their parameters.
+    """Refuse optimizer moments whose sizes do not match their parameters; fused kernels do not check sizes.
 
     Raises:
         ValueError: a size does not match, or the state is malformed.
     """
+    advice = "give --reset-optimizer to leave it out"
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        sizes = [
-            (name, value.shape, parameter.shape)
-            # Torch itself compares the numbers of parameters.
-            for number, parameter in zip(numbers, parameters, strict=False)
-            for name, value in state["state"].get(number, {}).items()
-            if isinstance(value, Tensor)
-        ]
+        # Torch itself compares the numbers of parameters.
+        moments = [(state["state"].get(number, {}).items(), each.shape) for number, each in zip(numbers, parameters)]  # noqa: B905
+        sizes = [(name, value.shape, whole) for own, whole in moments for name, value in own if torch.is_tensor(value)]
     except (AttributeError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"the checkpoint's optimizer state is malformed: {reason}; give --reset-optimizer to leave it out"
-        ) from None
+        raise ValueError(f"the checkpoint's optimizer state is malformed: {error!r}; {advice}") from None
     for name, size, whole in sizes:
-        # Allowed sizes: the parameter's size, a single number, or (for Adafactor) one number per row or column.
-        if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
-            raise ValueError(
-                f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
-                "--reset-optimizer to leave it out"
-            )
+        # Adafactor has a number for each row and column, and a scalar RMS.
+        others = {"step": torch.Size(), "RMS": torch.Size()}
+        others |= {"exp_avg_sq_row": whole[:-1], "exp_avg_sq_col": whole[:-2] + whole[-1:]}
+        if size != others.get(name, whole):
+            found = f"{name} of {list(size)} for a parameter of {list(whole)}"
+            raise ValueError(f"the checkpoint's optimizer state has {found}; {advice}")
 
 
 def fit_optimizer_states() -> None:

@@ -269,9 +269,12 @@ def test_states_of_other_sizes_are_refused(name: str) -> None:
     saved = trained.state_dict()
     if not saved["state"]:
         return
-    moments = {key: torch.ones(1) if torch.is_tensor(value) else value for key, value in saved["state"][0].items()}
-    with pytest.raises(ValueError, match=r"has \w+ of \[1\] for a parameter of \[4, 6\]"):
-        resumed.load_state_dict({**saved, "state": {0: moments}})
+    for size in ((1,), (), (4,), (6,)):
+        moments = {
+            key: torch.ones(size) if torch.is_tensor(value) else value for key, value in saved["state"][0].items()
+        }
+        with pytest.raises(ValueError, match=r"has \w+ of \[\d?\] for a parameter of \[4, 6\]"):
+            resumed.load_state_dict({**saved, "state": {0: moments}})
 
 
 def test_a_checkpoint_does_not_choose_kernels() -> None:
