@@ -22,7 +22,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_plugins.common.files import beside
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import replace, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
 PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which have neither checksums nor an end mark
 # These files can resume a training, like checkpoint_last.pt.
 SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
+
+UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved without this plugin
 
 # The counters of a loss scaler, which fairseq does not save.
 COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
@@ -69,14 +71,24 @@ def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | No
         start: the checkpoint that the training fine-tunes, if any; checkpoints of other trainings are then ignored.
     """
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
-    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path for path in newest if is_whole(path) and (start is None or has_start(path, start))), None)
+    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
+        if is_whole(path):
+            if start is None:
+                return path
+            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
+            if began_with(start, state["extra_state"].get("finetuned_from")):
+                return path
+    return None
 
 
-def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start`` or, if ``start`` is gone, with any checkpoint."""
-    begun = checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].get("finetuned_from")
-    return begun is not None and fingerprint(start) in (begun, None)
+def began_with(start: str, recorded: str | None) -> bool:
+    """Return whether a training may have begun with the checkpoint ``start``, which may be gone.
+
+    Args:
+        start: the file.
+        recorded: fingerprint of the training's start, `UNKNOWN`, or None for a start with random parameters.
+    """
+    return recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None))
 
 
 def fingerprint(checkpoint: str) -> str | None:
@@ -112,36 +124,26 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         raise OSError(f"{path} cannot be written: {system_error(error) or error}") from error
 
 
-def save_checkpoints_whole() -> None:
+@wrap(checkpoint_utils, "torch_persistent_save")
+def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool = False) -> None:
     """Write a checkpoint to a temporary file and rename it.
 
-    On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.  No probe
-    is needed: a complete file has the same contents.
+    On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.
     """
-    save = checkpoint_utils.torch_persistent_save
-
-    @wrap(checkpoint_utils, "torch_persistent_save")
-    def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
-        if async_write or not PathManager.supports_rename(filename):
-            save(obj, filename, async_write)
-            return
-        with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
-            torch.save(obj, file)
+    if async_write or not PathManager.supports_rename(filename):
+        save(obj, filename, async_write)
+        return
+    with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
+        torch.save(obj, file)
 
 
-def copy_checkpoints_whole() -> None:
-    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``.
-
-    No probe is needed: renaming twice is harmless.
-    """
-    copy = PathManager.copy
-
-    @wrap(PathManager, "copy")
-    def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not (overwrite and PathManager.supports_rename(dst_path)):
-            return copy(src_path, dst_path, overwrite)
-        with replacing_checkpoint(dst_path) as unfinished:
-            return copy(src_path, unfinished, overwrite)
+@wrap(PathManager, "copy")
+def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``."""
+    if not (overwrite and PathManager.supports_rename(dst_path)):
+        return copy(src_path, dst_path, overwrite)
+    with replacing_checkpoint(dst_path) as unfinished:
+        return copy(src_path, unfinished, overwrite)
 
 
 def masters(optimizer: Any) -> dict[Tensor, Tensor]:
@@ -164,28 +166,22 @@ def modules(trainer: Trainer) -> dict[str, nn.Module]:
     return {"model": trainer.get_model(), "criterion": trainer.get_criterion()}
 
 
-def save_masters() -> None:
+@wrap(Trainer, "state_dict")
+def save_masters(get: Any, self: Any) -> dict[str, Any]:
     """Save the float32 parameters of a training with ``--fp16`` or ``--bf16``, and the counters of its loss scale.
 
     fairseq saves parameters that were rounded to half precision, but stores them as float32, so this repair changes
-    neither the file's layout nor its size.  The probe inspects the optimizer's code,
-    because calling the optimizer would require a training.
+    neither the file's layout nor its size.
     """
-    get = Trainer.state_dict
-    if mentions(FP16Optimizer.state_dict, "fp32_params"):
-        return
-
-    @wrap(Trainer, "state_dict")
-    def state_dict(self: Any) -> dict[str, Any]:
-        state: dict[str, Any] = get(self)
-        exact = masters(self.optimizer)
-        for part, module in modules(self).items():
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                if parameter in exact:
-                    state[part][name] = exact[parameter]
-        if "last_optimizer_state" in state and (counters := scaler_state(self.optimizer)):
-            state["extra_state"]["loss_scale"] = counters
-        return state
+    state: dict[str, Any] = get(self)
+    exact = masters(self.optimizer)
+    for part, module in modules(self).items():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter in exact:
+                state[part][name] = exact[parameter]
+    if "last_optimizer_state" in state and (counters := scaler_state(self.optimizer)):
+        state["extra_state"]["loss_scale"] = counters
+    return state
 
 
 @contextlib.contextmanager
@@ -242,19 +238,18 @@ def save_every(seconds: float) -> None:
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
     Trainings in several processes save as fairseq does, because their processes would have to agree on the time.
     """
-    train: Any = import_module("fairseq_cli.train")
-    validate_and_save = train.validate_and_save
     saved = time.monotonic()
 
-    @wrap(train, "validate_and_save")
-    def validate_and_save_by_time(
-        cfg: Any, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
+    def validate_and_save(
+        validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
     ) -> Any:
         nonlocal saved
-        result = validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        result = validate(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
         is_old = time.monotonic() - saved >= seconds and cfg.distributed_training.distributed_world_size == 1
         if is_old and not end_of_epoch:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
         if is_old or end_of_epoch:
             saved = time.monotonic()
         return result
+
+    replace(import_module("fairseq_cli.train"), "validate_and_save", validate_and_save)
