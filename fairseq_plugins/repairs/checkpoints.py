@@ -96,7 +96,7 @@ SAFE_GLOBALS: list[Any] = [
 
 @wrap(checkpoint_utils, "load_checkpoint_to_cpu")
 def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-    """Refuse a checkpoint with code by the name of its file; fairseq's errors do not name the file."""
+    """Name the file in errors about a checkpoint, and refuse ``${...}`` in ``--model-overrides``."""
     for overrides in (*args, *kwargs.values()):
         if found := reference_in(overrides):
             raise ValueError(f"{found}; give the value itself")
@@ -123,8 +123,7 @@ def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> 
 
 def undamaged_beside(path: Path) -> str:
     """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it, or a new copy."""
-    newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
-    if newest in (None, path):
+    if (newest := newest_whole_checkpoint(path.parent)) in (None, path):
         return "; copy it again, or use another checkpoint"
     return f"; the newest undamaged checkpoint beside it is {newest}"
 

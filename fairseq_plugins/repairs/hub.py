@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import logging
 from argparse import Namespace
-from collections.abc import Iterator
 from typing import Any
 
 from fairseq import checkpoint_utils, hub_utils, utils
@@ -16,10 +15,10 @@ from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
 from omegaconf import DictConfig, open_dict
-from torch import Tensor, nn
+from torch import Tensor
 
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import wrap
+from fairseq_plugins.repairs.wrapping import replaced, wrap
 
 
 def options_of(task: str | None) -> set[str]:
@@ -71,19 +70,6 @@ def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
     return loaded
 
 
-@contextlib.contextmanager
-def reporting_attention(models: nn.Module) -> Iterator[None]:
-    """Make models report attention in this context, even if they were prepared for inference without attention."""
-    silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
-    for module in silent:
-        module.need_attn = True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in silent:
-            module.need_attn = False  # type: ignore[assignment]
-
-
 @wrap(GeneratorHubInterface, "generate")
 def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
     """Repair the hub's ``generate``: alignments, prefixes, and options that fairseq ignores.
@@ -110,6 +96,8 @@ def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args:
             raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
     if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
         log.setLevel(logging.WARNING)
-    asked = {**self.cfg.generation, **kwargs}
-    with reporting_attention(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
+    with contextlib.ExitStack() as stack:
+        if {**self.cfg.generation, **kwargs}.get("print_alignment"):
+            for silent in (module for module in self.modules() if not getattr(module, "need_attn", True)):
+                stack.enter_context(replaced(silent, "need_attn", True))
         return generate(self, tokenized_sentences, *args, **kwargs)

@@ -17,18 +17,12 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.repairs.saving import (
-    UNKNOWN,
-    began_with,
-    fingerprint,
-    is_whole,
-    loading_masters,
-    newest_whole_checkpoint,
-    restore_loss_scale,
-)
-from fairseq_plugins.repairs.wrapping import programs, wrap
+from fairseq_plugins.repairs import saving
+from fairseq_plugins.repairs.wrapping import programs, replaced, wrap
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved without this plugin
 
 
 @wrap(checkpoint_utils, "load_checkpoint")
@@ -37,8 +31,7 @@ def begin_training_right(load: Any, cfg: Any, trainer: Any, **passthrough: Any) 
 
     - Forget the best validation result of an earlier training in this process (``fairseq-hydra-train --multirun``).
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
-    - Pass the result of the last validation to the learning-rate schedule; fairseq saves the result but does not use
-      it.
+    - Pass the result of the last validation to the learning-rate schedule; fairseq only saves the result.
     - Restore the count of ``--patience``.
     - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has already ended the training.
     """
@@ -84,20 +77,19 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
     fairseq does not start with a damaged checkpoint.  The last checkpoint may be missing because the disk was full;
     fairseq then trains from the start and overwrites the other checkpoints.
     """
-    last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
-    given = cfg.restore_file, start
-    if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
-        newest = newest_whole_checkpoint(last.parent, start)
-        if newest is None and start is not None and Path(start).resolve().parent != last.parent.resolve():
-            refuse_another_folder(start, last.parent)
-    if newest is not None:
-        logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training resumes from {newest}")
-        cfg.restore_file, cfg.finetune_from_model = str(newest), None
-    try:
+    last, newest = Path(cfg.save_dir, "checkpoint_last.pt"), None
+    is_default = cfg.restore_file == last.name and not trainer.checkpoint_suffix
+    if is_default and not (last.is_file() and saving.is_whole(last)):
+        newest = saving.newest_whole_checkpoint(last.parent)
+    if newest is None:
         yield
-    finally:
-        if newest is not None:
-            cfg.restore_file, cfg.finetune_from_model = given
+        return
+    if (start := cfg.finetune_from_model) is not None:
+        extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(newest))["extra_state"]
+        refuse_another_start(start, str(newest), extra_state.get("finetuned_from", UNKNOWN))
+    logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training resumes from {newest}")
+    with replaced(cfg, "restore_file", str(newest)), replaced(cfg, "finetune_from_model", None):
+        yield
 
 
 def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
@@ -139,7 +131,7 @@ def compare_checkpoints(
     """
     refuse_missing_file(self.cfg.checkpoint, filename)
     try:
-        with loading_masters(self, filename, reset_optimizer):
+        with saving.loading_masters(self, filename, reset_optimizer):
             extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
     except Exception as error:
         reason = " ".join(str(error.__context__).split())
@@ -152,16 +144,15 @@ def compare_checkpoints(
     if extra_state is None:
         return None
     if not reset_optimizer:
-        restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
+        saving.restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
         refuse_lost_optimizer(filename, self)
     refuse_other_words(self.task, filename, extra_state, reset_optimizer)
     start = self.cfg.checkpoint.finetune_from_model
     if filename == start:
-        self.finetuned_from = fingerprint(filename)
+        self.finetuned_from = saving.fingerprint(filename)
     else:
         self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
-        if start is not None:
-            refuse_another_start(start, filename, self.finetuned_from)
+        refuse_another_start(start, filename, self.finetuned_from)
     return extra_state
 
 
@@ -212,21 +203,15 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
         logger.warning(f"{others}: each word starts with the parameters of the old word that has the same index")
 
 
-def refuse_another_folder(start: str, folder: Path) -> None:
-    """Refuse to fine-tune in a folder with checkpoints of another training but no ``checkpoint_last.pt``.
+def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
+    """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    Trainings with ``--no-last-checkpoints`` leave such folders, and fairseq would overwrite the checkpoints in them.
+    If one of the two starts is unknown, for example because the file ``start`` is gone, the training resumes.
     """
-    if (other := newest_whole_checkpoint(folder)) is not None:
-        extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(other))["extra_state"]
-        refuse_another_start(start, str(other), extra_state.get("finetuned_from", UNKNOWN))
-
-
-def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
-    """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training."""
-    if recorded is None or not began_with(start, recorded):
-        begun = "random parameters" if recorded is None else "another checkpoint"
-        raise ValueError(
-            f"--finetune-from-model {start}: the training in {filename} began with {begun}; choose another --save-dir, "
-            "or leave this option out to resume that training"
-        )
+    if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
+        return
+    begun = "random parameters" if recorded is None else "another checkpoint"
+    raise ValueError(
+        f"--finetune-from-model {start}: the training in {filename} began with {begun}; choose another --save-dir, or "
+        "leave this option out to resume that training"
+    )

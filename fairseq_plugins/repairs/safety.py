@@ -33,11 +33,8 @@ def refuse_to_run(code: object, *_: object) -> NoReturn:
 
 
 def read_literals(module: ModuleType) -> None:
-    """Replace ``eval`` by `literal` and ``exec`` by an error, except in a module that defines its own (the probe)."""
-    names = vars(module)
-    for builtin, replacement in ((eval, literal), (exec, refuse_to_run)):
-        if names.get(builtin.__name__, builtin) is builtin:
-            names[builtin.__name__] = replacement
+    """Replace ``eval`` by `literal` and ``exec`` by an error in a module."""
+    vars(module).update(eval=literal, exec=refuse_to_run)
 
 
 class FairseqFinder(PathFinder):

@@ -31,8 +31,6 @@ PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which h
 # These files can resume a training, like checkpoint_last.pt.
 SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
 
-UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved without this plugin
-
 # The counters of a loss scaler, which fairseq does not save.
 COUNTERS = ("_iter", "_last_overflow_iter", "_last_rescale_iter", "_overflows_since_rescale")
 
@@ -63,32 +61,10 @@ def is_whole(path: Path) -> bool:
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
 
 
-def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | None:
-    """Return the newest undamaged checkpoint of a training.
-
-    Args:
-        folder: the training's folder.
-        start: the checkpoint that the training fine-tunes, if any; checkpoints of other trainings are then ignored.
-    """
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    """Return the newest undamaged checkpoint of a training in this folder."""
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
-    for path in sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True):
-        if is_whole(path):
-            if start is None:
-                return path
-            state = checkpoint_utils.load_checkpoint_to_cpu(str(path))
-            if began_with(start, state["extra_state"].get("finetuned_from")):
-                return path
-    return None
-
-
-def began_with(start: str, recorded: str | None) -> bool:
-    """Return whether a training may have begun with the checkpoint ``start``, which may be gone.
-
-    Args:
-        start: the file.
-        recorded: fingerprint of the training's start, `UNKNOWN`, or None for a start with random parameters.
-    """
-    return recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None))
+    return next(filter(is_whole, sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)), None)
 
 
 def fingerprint(checkpoint: str) -> str | None:
@@ -103,13 +79,6 @@ def fingerprint(checkpoint: str) -> str | None:
     return hashlib.sha256(contents).hexdigest()
 
 
-def system_error(error: BaseException | None) -> BaseException | None:
-    """Return the system error that caused an error of torch such as "unexpected pos 1280 vs 1174", if there is one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__
-    return error
-
-
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
     """Yield the name of a temporary file; it replaces ``path`` at the end, or is removed after an error.
@@ -121,7 +90,8 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        raise OSError(f"{path} cannot be written: {system_error(error) or error}") from error
+        # torch.save hides the system's error behind its own, such as "unexpected pos 1280 vs 1174".
+        raise OSError(f"{path} cannot be written: {error.__context__ or error}") from error
 
 
 @wrap(checkpoint_utils, "torch_persistent_save")
@@ -130,7 +100,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 
     On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.
     """
-    if async_write or not PathManager.supports_rename(filename):
+    if async_write:
         save(obj, filename, async_write)
         return
     with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
@@ -140,7 +110,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 @wrap(PathManager, "copy")
 def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``."""
-    if not (overwrite and PathManager.supports_rename(dst_path)):
+    if not overwrite:
         return copy(src_path, dst_path, overwrite)
     with replacing_checkpoint(dst_path) as unfinished:
         return copy(src_path, unfinished, overwrite)
@@ -206,16 +176,12 @@ def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> I
     loaded = [(parameter, read[parameter]) for parameter in exact if parameter in read]
     for parameter, value in loaded:
         exact[parameter].copy_(value)
-    if loaded and not reset_optimizer and all(is_rounded(value, parameter.dtype) for parameter, value in loaded):
+    are_rounded = [torch.equal(value, value.to(parameter.dtype).to(value.dtype)) for parameter, value in loaded]
+    if loaded and not reset_optimizer and all(are_rounded):
         logger.warning(
             f"{filename} has no float32 parameters: training resumes from rounded ones, and its result differs "
             "slightly from that of an uninterrupted training"
         )
-
-
-def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether rounding to ``dtype`` changes nothing."""
-    return torch.equal(value, value.to(dtype).to(value.dtype))
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
@@ -226,10 +192,9 @@ def scaler_state(optimizer: Any) -> dict[str, Any]:
 
 def restore_loss_scale(optimizer: Any, saved: Any) -> None:
     """Restore the counters of the loss scale."""
-    saved = saved if isinstance(saved, dict) else {}
-    known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) is int}
-    if known:
-        vars(optimizer.scaler).update(known)
+    for name in scaler_state(optimizer):
+        if isinstance(saved, dict) and type(saved.get(name)) is int:
+            setattr(optimizer.scaler, name, saved[name])
 
 
 def save_every(seconds: float) -> None:
@@ -241,10 +206,10 @@ def save_every(seconds: float) -> None:
     saved = time.monotonic()
 
     def validate_and_save(
-        validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
+        validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
     ) -> Any:
         nonlocal saved
-        result = validate(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        result = validate(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
         is_old = time.monotonic() - saved >= seconds and cfg.distributed_training.distributed_world_size == 1
         if is_old and not end_of_epoch:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)

@@ -169,14 +169,9 @@ def update_in_one_pass(step: Any, self: Any, closure: Any = None) -> Any:
 
 def is_plain(parameter: Tensor) -> bool:
     """Return whether parameter and gradient are dense float32 tensors on a CPU with the same memory layout."""
-    grad: Any = parameter.grad
-    return all(
-        each.device.type == "cpu"
-        and each.dtype == torch.float32
-        and each.layout == torch.strided
-        and each.is_contiguous()
-        for each in (parameter, grad)
-    )
+    pair: Any = (parameter, parameter.grad)
+    plain = ("cpu", torch.float32, torch.strided)
+    return all((each.device.type, each.dtype, each.layout) == plain and each.is_contiguous() for each in pair)
 
 
 @torch.no_grad()

@@ -12,14 +12,8 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
-from fairseq.models import (
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
-    BaseFairseqModel,
-)
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_scorer import SequenceScorer
@@ -123,35 +117,25 @@ def use_no_fused_encoder_layer() -> None:
 
 @wrap(BaseFairseqModel, "prepare_for_inference_")
 def report_attention(prepare: Any, self: Any, cfg: Any) -> None:
-    """Make models report the attention that ``--replace-unk`` needs."""
-    generation = cfg.generation
-    if getattr(generation, "replace_unk", None) is not None and not getattr(generation, "print_alignment", None):
+    """Make models report attention for ``--replace-unk``, as they do for ``--print-alignment``."""
+    if getattr(cfg.generation, "replace_unk", None) is not None and not cfg.generation.print_alignment:
         cfg = copy.deepcopy(cfg)
         cfg.generation.print_alignment = "hard"
     prepare(self, cfg)
 
 
 @wrap(utils, "post_process_prediction")
-def replace_unknown_words_by_attention(
-    post_process: Any,
-    hypo_tokens: Tensor,
-    src_str: str,
-    alignment: Any,
-    align_dict: dict[str, str] | None,
-    tgt_dict: Dictionary,
-    remove_bpe: str | None = None,
-    extra_symbols_to_ignore: Any = None,
-) -> tuple[Tensor, str, Any]:
+def replace_unknown_words_by_attention(post_process: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace each unknown word by the source word with the most attention (``--replace-unk``).
 
     fairseq crashes at an unknown word, and ``fairseq-interactive`` does not keep the unknown words of the source.
     """
-    tokens, text, alignment = post_process(
-        hypo_tokens, src_str, alignment, None, tgt_dict, remove_bpe, extra_symbols_to_ignore
-    )
-    if align_dict is None:
+    given = inspect.signature(post_process).bind(*args, **kwargs).arguments
+    translations, tgt_dict = given["align_dict"], given["tgt_dict"]
+    tokens, text, alignment = post_process(**{**given, "align_dict": None})
+    if translations is None:
         return tokens, text, alignment
-    text = replace_unknown_words(tokens, text, alignment, src_str, align_dict, tgt_dict)
+    text = replace_unknown_words(tokens, text, alignment, given["src_str"], translations, tgt_dict)
     # fairseq would add the words to the dictionary, as if the model knew them.
     return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
 
@@ -188,20 +172,14 @@ def build_generators(build: Any, self: Any, models: Any, args: Any, *more: Any, 
 
 @wrap(TranslationTask, "inference_step")
 def leave_blank_lines_blank(
-    translate: Any,
-    self: Any,
-    generator: Any,
-    models: Any,
-    sample: dict[str, Any],
-    prefix_tokens: Tensor | None = None,
-    constraints: Tensor | None = None,
+    step: Any, self: Any, generator: Any, models: Any, sample: Any, prefix_tokens: Any = None, constraints: Any = None
 ) -> Any:
     """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
 
     A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
     are not words.
     """
-    found = translate(self, generator, models, sample, prefix_tokens, constraints)
+    found = step(self, generator, models, sample, prefix_tokens, constraints)
     if prefix_tokens is None and not isinstance(generator, SequenceScorer):
         pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
         sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)

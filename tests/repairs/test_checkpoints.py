@@ -13,15 +13,7 @@ from fairseq import checkpoint_utils
 from fairseq.distributed import utils as distributed_utils
 from fairseq.logging import meters
 
-from tests import faults
-from tests.commands import USER_DIR, one_of_two, run
 from tests.repairs.payloads import Payload, Pickled
-
-TRAINING = """--arch transformer --cpu --num-workers 0 --max-tokens 200 --log-format none --optimizer adam
-    --lr 0.01 --encoder-embed-dim 8 --encoder-layers 1 --encoder-ffn-embed-dim 8 --encoder-attention-heads 2
-    --decoder-embed-dim 8 --decoder-layers 1 --decoder-ffn-embed-dim 8 --decoder-attention-heads 2
-    --store-ema --ema-fp32 --eval-bleu --eval-bleu-args {"beam":2}
-    --best-checkpoint-metric bleu --maximize-best-checkpoint-metric"""
 
 
 def crafted_array(dtype: object, data: object = b"A" * 16) -> Pickled:
@@ -108,22 +100,3 @@ def test_a_checkpoint_of_old_fairseq_loads(tmp_path: Path, monkeypatch: pytest.M
     assert state["cfg"].model.arch == "fconv_iwslt_de_en"
     assert state["optimizer_history"][-1]["lr_scheduler_state"] == {"best": 2.5}
     assert state["extra_state"]["train_meters"]["loss"].avg == 3.0
-
-
-def test_two_processes_resume(data: Path, tmp_path: Path) -> None:
-    """Weights, optimizer, meters and moving averages are restored; the second process gets them from the first."""
-    words = [data, "--user-dir", USER_DIR, *TRAINING.split()]
-    run("train", *words, "--save-dir", tmp_path, "--max-epoch", 1)
-    before = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
-    words += ["--max-epoch", 2, "--ddp-backend", "legacy_ddp", *one_of_two(tmp_path)]
-    for rank in [faults.start([*words, rank], tmp_path) for rank in (0, 1)]:
-        after = faults.finish(rank, tmp_path)
-    output = (tmp_path / "log").read_text()
-    updates = [state["optimizer_history"][-1]["num_updates"] for state in (before, after)]
-    assert f"(epoch 2 @ {updates[0]} updates)" in output
-    assert "Loading EMA from checkpoint" in output
-    assert updates[1] > updates[0]
-    steps = [state["last_optimizer_state"]["state"][0]["step"] for state in (before, after)]
-    assert steps == updates
-    assert len(after["optimizer_history"]) == 2
-    assert after["extra_state"]["previous_training_time"] > before["extra_state"]["previous_training_time"]
