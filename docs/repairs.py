@@ -5,15 +5,15 @@ from __future__ import annotations
 import inspect
 from pathlib import Path
 
-from fairseq_plugins import repairs
+from fairseq_plugins.repairs import REPAIRS
 
 PAGE = Path(__file__).with_name("reliability.md")
+# The modules of each part of the list.
 PARTS = {
-    "Safety": repairs.SAFETY,
-    "Resuming": repairs.RESUMING,
-    "Several processes, and CPUs": repairs.DISTRIBUTED,
-    "Speed": repairs.SPEED,
-    "Translating": repairs.TRANSLATING,
+    "Safety": ("checkpoints", "safety"),
+    "Resuming": ("epochs", "resuming", "saving"),
+    "Several processes, and training on CPUs": ("training",),
+    "Translating": ("command", "hub", "texts", "translating"),
 }
 BEGIN, END = "<!-- python docs/repairs.py -->\n", "<!-- end -->"
 
@@ -21,11 +21,11 @@ BEGIN, END = "<!-- python docs/repairs.py -->\n", "<!-- end -->"
 def render() -> str:
     """Return the list as Markdown."""
     lines = []
-    for part, functions in PARTS.items():
+    for part, modules in PARTS.items():
         lines += [f"**{part}**", ""]
-        for function in functions:
-            first = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-            lines.append("- " + first.replace("``", "`"))
+        for repair in sorted(REPAIRS, key=lambda repair: repair.__name__):
+            if repair.__module__.rpartition(".")[2] in modules and (text := inspect.getdoc(repair)):
+                lines.append("- " + text.split("\n\n")[0].replace("\n", " ").replace("``", "`"))
         lines.append("")
     return "\n".join(lines)
 

@@ -11,7 +11,7 @@ import torch
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.repairs.texts import buffered_read
+from fairseq_plugins.repairs.texts import read_every_line
 from tests.commands import USER_DIR, hypotheses, run, save_model
 from tests.conftest import ARCHITECTURES, enliven, random_model
 
@@ -134,6 +134,6 @@ def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
 def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The first line that is not UTF-8 is reported; a byte order mark is removed."""
     (tmp_path / "lines").write_bytes(b"\xef\xbb\xbfa\rb\n\n\xff c\n\xff")
-    read = buffered_read(str(tmp_path / "lines"), 2)
+    read = read_every_line(None, str(tmp_path / "lines"), 2)
     assert list(read) == [["a\rb", ""], ["\ufffd c", "\ufffd"]]
     assert [message.split(":")[0] for message in caplog.messages] == ["line 3 is not UTF-8"]

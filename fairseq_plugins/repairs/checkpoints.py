@@ -7,13 +7,10 @@ fairseq's checkpoints that could run code or corrupt memory.
 from __future__ import annotations
 
 import argparse
-import functools
-import io
-import os
 import pickle
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, NoneType
 from typing import IO, Any
@@ -28,7 +25,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
-from fairseq_plugins.repairs.wrapping import replaced, wrap
+from fairseq_plugins.repairs.wrapping import repair, wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
 MOST_VALUES = 300_000  # values in a checkpoint; a tensor counts as one value
@@ -39,7 +36,7 @@ NUMBERS = {
 # A reference is ``${...}``.  Hydra removes a backslash before a brace, and omegaconf removes one before a reference, so
 # backslashes do not make a reference harmless.
 REFERENCE = re.compile(r"\$\\*\{")
-# Optimizer options that choose torch's kernels.  Fused kernels do not check the sizes in the optimizer's state.
+# Optimizer options that choose torch's kernels.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
@@ -97,94 +94,46 @@ SAFE_GLOBALS: list[Any] = [
 ]
 
 
-def refuses(load: Callable[[Any], Any], value: object) -> bool:
-    """Probe: whether ``load`` refuses a value whose type torch does not allow in a file."""
+@wrap(checkpoint_utils, "load_checkpoint_to_cpu")
+def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Name the file in errors about a checkpoint, and refuse ``${...}`` in ``--model-overrides``."""
+    for overrides in (*args, *kwargs.values()):
+        if found := reference_in(overrides):
+            raise ValueError(f"{found}; give the value itself")
     try:
-        load(value)
-    except pickle.UnpicklingError:
-        return True
-    # Torch read the value, but it is not a checkpoint; or options of `torch.load` contradict each other.
-    except (TypeError, ValueError, RuntimeError):
-        pass
-    return False
-
-
-def load_from_memory(load: Callable[[str], Any], state: object) -> Any:
-    """Save a state in memory and load it with fairseq's loader, so that probes write no files."""
-    file = io.BytesIO()
-    torch.save(state, file)
-    with replaced(checkpoint_utils, "open", lambda *_, **__: io.BytesIO(file.getvalue())):
-        return load("probe.pt")
-
-
-def load_checkpoints_safely() -> None:
-    """Allow the classes of fairseq's checkpoints, name and refuse other classes, and load only what torch checks.
-
-    torch refuses every checkpoint of fairseq and advises users to disable its check.  Newer fairseq versions disable
-    the check; this repair then enables the check for this process and its children, by an environment variable of
-    torch.  If the probe still finds that files are not checked, no checkpoint is loaded.
-    """
-    load = checkpoint_utils.load_checkpoint_to_cpu
-    load_value = functools.partial(load_from_memory, load)
-    if not refuses(load_value, print):
-        os.environ["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] = "1"
-    files_are_checked = refuses(load_value, print)
-    torch.serialization.add_safe_globals(SAFE_GLOBALS)
-
-    @wrap(checkpoint_utils, "load_checkpoint_to_cpu")
-    def load_checkpoint_to_cpu(path: str, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        if not files_are_checked:
-            raise pickle.UnpicklingError(
-                f"{path} was not loaded: code in it would be run. "
-                "Use torch 2.6 or later, and do not set TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD."
-            )
-        for overrides in (*args, *kwargs.values()):
-            if found := reference_in(overrides):
-                raise ValueError(f"{found}; give the value itself")
-        try:
-            return load(path, *args, **kwargs)
-        except (pickle.UnpicklingError, ValueError) as error:
-            # Keep torch's reason, and drop its advice to disable the check.
-            reason = str(error if isinstance(error, ValueError) else error.__context__ or error)
-            if foreign := re.search(r"GLOBAL (\S+)", reason):
-                reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
-            raise pickle.UnpicklingError(
-                f"{path} was refused: {reason}. No code in it was run; use another checkpoint."
-            ) from None
-        except (EOFError, OSError, RuntimeError) as error:  # fairseq's errors do not name the file
-            if str(path) in str(error):
-                raise
-            reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
-            raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
-        except Exception as error:  # files can raise any error
-            reason = f"{type(error).__name__}: {error}"
-            if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
-                reason += " is an architecture that is not registered; give the --user-dir of its training"
-            else:
-                reason += "; use another checkpoint"
-            raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
+        state: dict[str, Any] = load(path, *args, **kwargs)
+    except (pickle.UnpicklingError, ValueError) as error:
+        raise pickle.UnpicklingError(
+            f"{path} was refused: {error}. No code in it was run; use another checkpoint."
+        ) from None
+    except (EOFError, OSError, RuntimeError) as error:
+        if str(path) in str(error):
+            raise
+        reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
+        raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
+    except Exception as error:  # files can raise any error
+        reason = f"{type(error).__name__}: {error}"
+        if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
+            reason += " is an architecture that is not registered; give the --user-dir of its training"
+        else:
+            reason += "; use another checkpoint"
+        raise pickle.UnpicklingError(f"{path} cannot be read as a checkpoint of fairseq: {reason}") from error
+    return state
 
 
 def undamaged_beside(path: Path) -> str:
     """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it, or a new copy."""
-    newest = newest_whole_checkpoint(path.parent) if path.parent.is_dir() else None
-    if newest in (None, path):
+    if (newest := newest_whole_checkpoint(path.parent)) in (None, path):
         return "; copy it again, or use another checkpoint"
     return f"; the newest undamaged checkpoint beside it is {newest}"
 
 
-def broadcast_plain_configuration() -> None:
-    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load.
-
-    No probe is needed: ranks accept plain dictionaries as well as omegaconf's configurations.
-    """
-    broadcast = distributed_utils.broadcast_object
-
-    @wrap(distributed_utils, "broadcast_object")
-    def broadcast_object(obj: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
-            obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
-        return broadcast(obj, *args, **kwargs)
+@wrap(distributed_utils, "broadcast_object")
+def broadcast_plain_configuration(broadcast: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load."""
+    if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
+        obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
+    return broadcast(obj, *args, **kwargs)
 
 
 def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
@@ -255,11 +204,7 @@ def check(state: Any) -> None:
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """Refuse special tensors, attributes that hide values, and too many values.
-
-    Raises:
-        ValueError: there are too many values, or a value is refused; the error names the place of the value.
-    """
+    """Refuse special tensors, attributes that hide values, and too many values."""
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES} values")
@@ -270,7 +215,7 @@ def check_values(state: dict[str, Any]) -> None:
 
 
 class CheckingTorch(ModuleType):
-    """A stand-in for torch in fairseq's checkpoint loader, whose `load` validates each file."""
+    """A stand-in for torch in fairseq's checkpoint loader, whose `load` reads data only, and validates it."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
@@ -282,7 +227,12 @@ class CheckingTorch(ModuleType):
             raise OSError(damage)
         file.seek(0)
         try:
-            state = torch.load(file, **kwargs)
+            state = torch.load(file, **{**kwargs, "weights_only": True})
+        except pickle.UnpicklingError as error:
+            reason = str(error.__context__ or error)
+            if foreign := re.search(r"GLOBAL (\S+)", reason):
+                reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
+            raise ValueError(reason) from None
         except RuntimeError as error:
             if "weights_only" not in str(error):
                 raise
@@ -294,58 +244,47 @@ class CheckingTorch(ModuleType):
         return state
 
 
+@repair
 def validate_contents() -> None:
-    """Validate a checkpoint's contents before use, and name damaged records; torch does not compare checksums.
+    """Read only data from checkpoints, and validate it before use; name damaged records and foreign classes.
 
-    fairseq resolves references in a checkpoint, even to environment variables.  torch does not check a file that
-    declares a tensor as sparse, or as larger than its data.  No probe is needed: a valid checkpoint is loaded as
-    before.
+    fairseq resolves references in a checkpoint, even to environment variables.  torch compares no checksums, and does
+    not check a file that declares a tensor as sparse, or as larger than its data.
     """
+    torch.serialization.add_safe_globals(SAFE_GLOBALS)
     checkpoint_utils.torch = CheckingTorch("torch")
 
 
 def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
-    """Refuse optimizer moments whose sizes do not match their parameters.
+    """Refuse optimizer moments whose sizes do not match their parameters; fused kernels do not check sizes.
 
     Raises:
         ValueError: a size does not match, or the state is malformed.
     """
+    advice = "give --reset-optimizer to leave it out"
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        sizes = [
-            (name, value.shape, parameter.shape)
-            # Torch itself compares the numbers of parameters.
-            for number, parameter in zip(numbers, parameters, strict=False)
-            for name, value in state["state"].get(number, {}).items()
-            if isinstance(value, Tensor)
-        ]
+        # Torch itself compares the numbers of parameters.
+        moments = [(state["state"].get(number, {}).items(), each.shape) for number, each in zip(numbers, parameters)]  # noqa: B905
+        sizes = [(name, value.shape, whole) for own, whole in moments for name, value in own if torch.is_tensor(value)]
     except (AttributeError, KeyError, TypeError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise ValueError(
-            f"the checkpoint's optimizer state is malformed: {reason}; give --reset-optimizer to leave it out"
-        ) from None
+        raise ValueError(f"the checkpoint's optimizer state is malformed: {error!r}; {advice}") from None
     for name, size, whole in sizes:
-        # Allowed sizes: the parameter's size, a single number, or (for Adafactor) one number per row or column.
-        if size not in (whole, torch.Size(), whole[:-1], whole[:-2] + whole[-1:]):
-            raise ValueError(
-                f"the checkpoint's optimizer state has {name} of {list(size)} for a parameter of {list(whole)}; give "
-                "--reset-optimizer to leave it out"
-            )
+        # Adafactor has a number for each row and column, and a scalar RMS.
+        others = {"step": torch.Size(), "RMS": torch.Size()}
+        others |= {"exp_avg_sq_row": whole[:-1], "exp_avg_sq_col": whole[:-2] + whole[-1:]}
+        if size != others.get(name, whole):
+            found = f"{name} of {list(size)} for a parameter of {list(whole)}"
+            raise ValueError(f"the checkpoint's optimizer state has {found}; {advice}")
 
 
-def fit_optimizer_states() -> None:
-    """Refuse optimizer moments of wrong sizes, and ignore a checkpoint's choice of torch's optimizer kernels.
-
-    No probe is needed: an optimizer state with the right sizes is loaded as before.
-    """
-    load = FairseqOptimizer.load_state_dict
-
-    @wrap(FairseqOptimizer, "load_state_dict")
-    def load_state_dict(self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
-        check_optimizer_state(state_dict, self.params)
-        own = [{name: group[name] for name in KERNELS if name in group} for group in self.param_groups]
-        load(self, state_dict, optimizer_overrides)
-        for group, kernels in zip(self.param_groups, own, strict=True):
-            for name in KERNELS:
-                group.pop(name, None)
-            group.update(kernels)
+@wrap(FairseqOptimizer, "load_state_dict")
+def fit_optimizer_states(load: Any, self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
+    """Refuse optimizer moments of wrong sizes, and ignore a checkpoint's choice of torch's optimizer kernels."""
+    check_optimizer_state(state_dict, self.params)
+    own = [{name: group[name] for name in KERNELS if name in group} for group in self.param_groups]
+    load(self, state_dict, optimizer_overrides)
+    for group, kernels in zip(self.param_groups, own, strict=True):
+        for name in KERNELS:
+            group.pop(name, None)
+        group.update(kernels)

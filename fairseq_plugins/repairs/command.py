@@ -37,52 +37,44 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 _MEMORY_SETTINGS = {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 
 
-def parse_command_lines() -> None:
+@wrap(options, "parse_args_and_arch")
+def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
     """Check the options of a command line, and repair how fairseq parses them.
 
     - fairseq parses a command line twice.  The first pass already answers ``--help``, before the options of model, task
       and criterion are known.
     - ``--bf16`` sets ``--tpu``, which fails without TPU software.
     - Without ``--task`` or ``--arch``, fairseq raises an error that does not name the option.
-
-    No probe is needed: other command lines are parsed as before.
     """
-    parse, no_tpu = options.parse_args_and_arch, getattr(utils, "xm", None) is None
+    given = sys.argv[1:] if input_args is None else input_args
+    if {"-h", "--help"}.intersection(given):
+        passes = itertools.count(1)
 
-    @wrap(options, "parse_args_and_arch")
-    def parse_args_and_arch(parser: Any, input_args: Any = None, *more: Any, **others: Any) -> Any:
-        given = sys.argv[1:] if input_args is None else input_args
-        if {"-h", "--help"}.intersection(given):
-            passes = itertools.count(1)
+        def answer(parser: argparse.ArgumentParser) -> None:
+            if next(passes) == 2:
+                parser.parse_args(["--help"])
 
-            def answer(parser: argparse.ArgumentParser) -> None:
-                if next(passes) == 2:
-                    parser.parse_args(["--help"])
-
-            given = [word for word in given if word not in ("-h", "--help")]
-            return parse(parser, given, modify_parser=answer)
-        try:
-            parsed = parse(parser, input_args, *more, **others)
-        except KeyError as error:
-            if error.args != (None,):
-                raise
-            raise ValueError("--task is missing; give the training's task, such as translation") from None
-        except RuntimeError as error:
-            if error.args:
-                raise
-            raise ValueError("--arch is missing; give an architecture, such as convs2s") from None
-        args = parsed[0] if isinstance(parsed, tuple) else parsed
-        if no_tpu:
-            args.tpu = "--tpu" in given
-        refuse(command_of(args), args)
-        return parsed
+        given = [word for word in given if word not in ("-h", "--help")]
+        return parse(parser, given, modify_parser=answer)
+    try:
+        parsed = parse(parser, input_args, *more, **others)
+    except KeyError as error:
+        if error.args != (None,):
+            raise
+        raise ValueError("--task is missing; give the training's task, such as translation") from None
+    except RuntimeError as error:
+        if error.args:
+            raise
+        raise ValueError("--arch is missing; give an architecture, such as convs2s") from None
+    args = parsed[0] if isinstance(parsed, tuple) else parsed
+    if getattr(utils, "xm", None) is None:
+        args.tpu = "--tpu" in given
+    refuse(command_of(args), args)
+    return parsed
 
 
 def print_option_errors_without_traceback() -> None:
-    """Print a ValueError that begins with an option as one line, as argparse does.
-
-    No probe is needed: fairseq handles no error, so Python prints a traceback.
-    """
+    """Print a ValueError that begins with an option as one line, as argparse does."""
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
         return
@@ -127,32 +119,25 @@ def hide_chatter() -> None:
     """Hide deprecation warnings, and the log lines that ``fairseq-interactive`` prints between translations.
 
     fairseq logs four lines about batches for each typed line.  At the start it logs its configuration, which fills many
-    screens.  No probe is needed: nothing else changes.
+    screens.
     """
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message)
     logging.getLogger("hydra.core.utils").setLevel(logging.INFO)
-    if programs("interactive", "buffered_read"):
+    if programs("interactive"):
         logging.getLogger("fairseq.tasks.fairseq_task").setLevel(logging.WARNING)
         logging.getLogger("fairseq_cli.interactive").addFilter(lambda record: not isinstance(record.msg, DictConfig))
 
 
-def name_empty_translations() -> None:
-    """Explain why ``fairseq-generate`` skipped all sentences; fairseq stops with a ZeroDivisionError.
-
-    The ZeroDivisionError is the probe for this fault.
-    """
-    for program in programs("generate", "get_symbols_to_strip_from_output"):
-        main = program.main
-
-        @wrap(program, "main")
-        def run(cfg: Any, main: Any = main) -> Any:
-            try:
-                return main(cfg)
-            except ZeroDivisionError as error:
-                if extract_tb(error.__traceback__)[-1].name != "_main":
-                    raise
-                raise ValueError(
-                    "--gen-subset: no sentence was translated, because all are too long for the model or --max-tokens, "
-                    "or this shard is empty; raise --max-tokens or use fewer shards"
-                ) from None
+@wrap("generate", "main")
+def name_empty_translations(main: Any, cfg: Any) -> Any:
+    """Explain why ``fairseq-generate`` skipped all sentences; fairseq stops with a ZeroDivisionError."""
+    try:
+        return main(cfg)
+    except ZeroDivisionError as error:
+        if extract_tb(error.__traceback__)[-1].name != "_main":
+            raise
+        raise ValueError(
+            "--gen-subset: no sentence was translated, because all are too long for the model or --max-tokens, "
+            "or this shard is empty; raise --max-tokens or use fewer shards"
+        ) from None

@@ -5,109 +5,76 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from fairseq import utils
 from fairseq.data import data_utils
 from fairseq.data.iterators import EpochBatchIterator, GroupedIterator
 from fairseq.tasks import FairseqTask
 
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import wrap
 
 logger = logging.getLogger(__name__)
 
 
-def at_most(positions: Any, tokens: int) -> Any:
-    """Return maximum positions (a number, tuple or mapping), each limited to a number of tokens."""
-    if isinstance(positions, Mapping):
-        return {name: at_most(each, tokens) for name, each in positions.items()}
-    if isinstance(positions, tuple | list):
-        return tuple(at_most(each, tokens) for each in positions)
-    return tokens if positions is None else min(positions, tokens)
-
-
-def keep_batches_on_resume() -> None:
+@wrap(FairseqTask, "get_batch_iterator")
+def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
     """Resume with the batches that the training started with, and skip sentences longer than ``--max-tokens``.
 
     fairseq's batches depend on the epoch in which the process starts, so after a resume some sentences occur twice in
     an epoch and others never.  fairseq also fails at a sentence longer than ``--max-tokens``, although it skips
-    sentences that are too long for the model.  No probe is needed: a training that starts in the first epoch
-    uses the same batches as in fairseq.
+    sentences that are too long for the model.
     """
-    get = FairseqTask.get_batch_iterator
-    signature = inspect.signature(get)
-
-    @wrap(FairseqTask, "get_batch_iterator")
-    def get_batch_iterator(*args: Any, **kwargs: Any) -> Any:
-        call = signature.bind(*args, **kwargs)
-        call.apply_defaults()
-        given = call.arguments
-        task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
-        if given["ignore_invalid_inputs"] and given["max_tokens"] is not None:
-            given["max_positions"] = at_most(given["max_positions"], given["max_tokens"])
-        of_one_epoch = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
-        if of_one_epoch or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
-            return get(*call.args, **call.kwargs)
-        given["epoch"] = 1
-        epoch_itr = get(*call.args, **call.kwargs)
-        epoch_itr.epoch = epoch
-        dataset.set_epoch(epoch)
-        return epoch_itr
+    call = inspect.signature(get).bind(*args, **kwargs)
+    call.apply_defaults()
+    given = call.arguments
+    task, dataset, epoch = given["self"], given["dataset"], given["epoch"]
+    if given["ignore_invalid_inputs"]:
+        given["max_positions"] = utils.resolve_max_positions(given["max_positions"], given["max_tokens"])
+    of_one_epoch = given["disable_iterator_cache"] or given["update_epoch_batch_itr"]
+    if of_one_epoch or not task.can_reuse_epoch_itr(dataset) or dataset in task.dataset_to_epoch_iter:
+        return get(*call.args, **call.kwargs)
+    given["epoch"] = 1
+    epoch_itr = get(*call.args, **call.kwargs)
+    epoch_itr.epoch = epoch
+    dataset.set_epoch(epoch)
+    return epoch_itr
 
 
-def keeps_the_last_batch() -> bool:
-    """Probe: whether three sentences are all kept if batch sizes are multiples of eight."""
-    try:
-        batches = data_utils.batch_by_size(np.arange(3), lambda _: 1, max_sentences=8, required_batch_size_multiple=8)
-    except IndexError:
-        return False
-    return sum(map(len, batches)) == 3
-
-
-def keep_the_last_batch() -> None:
+@wrap(data_utils, "batch_by_size")
+def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    Newer fairseq versions drop such a batch.  This batch contains the longest sentences, which would be missing
-    in translation and validation.
+    fairseq-fixed drops such a batch, and fails without sentences.  This batch contains the longest sentences, which
+    would be missing in translation and validation.
     """
-    if keeps_the_last_batch():
-        return
-    divide = data_utils.batch_by_size
-
-    @wrap(data_utils, "batch_by_size")
-    def batch_by_size(indices: Any, *args: Any, **kwargs: Any) -> Any:
-        indices = np.asarray(indices)
-        batches = divide(indices, *args, **kwargs) if len(indices) else []
-        if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches are not in order of length
-            rest = indices[sum(map(len, batches)) :]
-            batches = [*batches, rest] if len(rest) else batches
-        return batches
+    indices = np.asarray(indices)
+    batches = divide(indices, *args, **kwargs) if len(indices) else []
+    if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches are not in order of length
+        rest = indices[sum(map(len, batches)) :]
+        batches = [*batches, rest] if len(rest) else batches
+    return batches
 
 
-def resume_with_other_processes() -> None:
+@wrap(EpochBatchIterator, "state_dict")
+def resume_with_other_processes(save: Any, self: EpochBatchIterator) -> dict[str, Any]:
     """Save how many batches all processes together have trained; a resumed training skips these batches.
 
     fairseq saves the number of batches of one process.  If two processes resume a training of one process, they skip
-    half an epoch or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.  The probe reads
-    fairseq's code, because a call would need several processes.
+    half an epoch or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.
     """
-    save, load = EpochBatchIterator.state_dict, EpochBatchIterator.load_state_dict
-    if mentions(load, "num_shards"):
-        return
+    state: dict[str, Any] = save(self)
+    if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):
+        state |= {"passed": rows * self.num_shards, "batches": len(self.frozen_batches), "order": order_of(self)}
+    return state
 
-    @wrap(EpochBatchIterator, "state_dict")
-    def state_dict(self: EpochBatchIterator) -> dict[str, Any]:
-        state: dict[str, Any] = save(self)
-        if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):
-            state |= {"passed": rows * self.num_shards, "batches": len(self.frozen_batches), "order": order_of(self)}
-        return state
 
-    @wrap(EpochBatchIterator, "load_state_dict")
-    def load_state_dict(self: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
-        if type(self) is EpochBatchIterator and "passed" in state_dict:
-            state_dict = {**state_dict, "iterations_in_epoch": rows_passed(self, state_dict)}
-        load(self, state_dict)
+@wrap(EpochBatchIterator, "load_state_dict")
+def skip_trained_batches(load: Any, self: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
+    if type(self) is EpochBatchIterator and "passed" in state_dict:
+        state_dict = {**state_dict, "iterations_in_epoch": rows_passed(self, state_dict)}
+    load(self, state_dict)
 
 
 def order_of(iterator: EpochBatchIterator) -> str:
@@ -139,23 +106,21 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
     return max(0, min(passed * batches // before // processes, last))
 
 
-def finish_epochs_with_other_update_freq() -> None:
+@wrap(GroupedIterator, "__init__")
+def finish_epochs_with_other_update_freq(
+    init: Any, self: Any, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False
+) -> None:
     """Count updates correctly if the number of trained batches is not a multiple of ``--update-freq``.
 
-    fairseq counts one update too few, loses the last batches of the epoch, and may repeat the epoch.  No probe is
-    needed: the counts equal those of a fairseq without the fault.
+    fairseq counts one update too few, loses the last batches of the epoch, and may repeat the epoch.
     """
-    init = GroupedIterator.__init__
-
-    @wrap(GroupedIterator, "__init__")
-    def __init__(self: Any, iterable: Any, chunk_size: int, skip_remainder_batch: bool = False) -> None:  # noqa: N807  (its name)
-        begin = getattr(iterable, "n", 0)
-        if begin == 0:
-            init(self, iterable, chunk_size, skip_remainder_batch)
-            return
-        init(self, iterable, chunk_size)
-        whole, rest = divmod(len(iterable) - begin, chunk_size)
-        self.n = self.total - whole - (rest > 0)
-        if skip_remainder_batch and whole > 0:  # an epoch without updates would crash
-            self.take(self.n + whole)
-            iterable.take(begin + whole * chunk_size)
+    begin = getattr(iterable, "n", 0)
+    if begin == 0:
+        init(self, iterable, chunk_size, skip_remainder_batch)
+        return
+    init(self, iterable, chunk_size)
+    whole, rest = divmod(len(iterable) - begin, chunk_size)
+    self.n = self.total - whole - (rest > 0)
+    if skip_remainder_batch and whole > 0:  # an epoch without updates would crash
+        self.take(self.n + whole)
+        iterable.take(begin + whole * chunk_size)

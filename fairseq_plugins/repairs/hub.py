@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import logging
 from argparse import Namespace
-from collections.abc import Callable, Iterator
 from typing import Any
 
 from fairseq import checkpoint_utils, hub_utils, utils
@@ -15,11 +14,11 @@ from fairseq.models import FairseqEncoderDecoderModel
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from fairseq.tasks.translation import TranslationTask
-from omegaconf import DictConfig, OmegaConf, open_dict
-from torch import Tensor, nn
+from omegaconf import DictConfig, open_dict
+from torch import Tensor
 
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import replaced, wrap
 
 
 def options_of(task: str | None) -> set[str]:
@@ -32,77 +31,47 @@ def tasks_with(option: str) -> str:
     return ", ".join(name for name in TASK_DATACLASS_REGISTRY if option in options_of(name))
 
 
-def ignores_the_task(overwrite: Callable[..., None]) -> bool:
-    """Probe: whether ``overwrite`` ignores the name of another task."""
-    cfg = OmegaConf.create({"task": {"_name": "translation"}})
-    overwrite(cfg, {"task": "language_modeling"})
-    return bool(cfg.task._name == "translation")
-
-
-def use_given_task() -> None:
+@wrap(checkpoint_utils, "overwrite_args_by_name")
+def use_given_task(overwrite: Any, cfg: DictConfig, overrides: dict[str, Any]) -> None:
     """Use the ``task`` given to ``from_pretrained`` and its options; fairseq silently uses the checkpoint's task."""
-    overwrite = checkpoint_utils.overwrite_args_by_name
-    if not ignores_the_task(overwrite):
-        return
-
-    @wrap(checkpoint_utils, "overwrite_args_by_name")
-    def overwrite_args_by_name(cfg: DictConfig, overrides: dict[str, Any]) -> None:
-        task, asked = cfg.get("task"), overrides.get("task")
-        if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself reads a dict
-            with open_dict(task):
-                if asked in TASK_DATACLASS_REGISTRY:
-                    task._name = asked
-                for option in options_of(task.get("_name")) & overrides.keys():  # other options have defaults
-                    task[option] = overrides[option]
-        overwrite(cfg, overrides)
+    task, asked = cfg.get("task"), overrides.get("task")
+    if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself reads a dict
+        with open_dict(task):
+            if asked in TASK_DATACLASS_REGISTRY:
+                task._name = asked
+            for option in options_of(task.get("_name")) & overrides.keys():  # other options have defaults
+                task[option] = overrides[option]
+    overwrite(cfg, overrides)
 
 
-def refuse_unread_options() -> None:
-    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores, like ``beam``.
-
-    No probe is needed: other options are used as before.
-    """
-    load = hub_utils.from_pretrained
-
-    @wrap(hub_utils, "from_pretrained")
-    def from_pretrained(*args: Any, **kwargs: Any) -> dict[str, Any]:
-        if "user_dir" in kwargs:  # it may register names
-            utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
-        names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
-        for option in kwargs.keys() & names.keys():
-            if isinstance(name := kwargs[option], str) and name not in names[option]:
-                raise ValueError(f"{option}={name!r} is not registered; use one of {', '.join(sorted(names[option]))}")
-        loaded = load(*args, **kwargs)
-        cfg = loaded["args"]
-        task, asked = getattr(cfg.get("task"), "_name", None), kwargs.get("task")
-        if isinstance(asked, str) and task not in (None, asked):
-            raise ValueError(
-                f"task={asked!r} cannot load a checkpoint of the task {task}; use another checkpoint, or leave out task"
-            )
-        if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
-            return loaded  # models of speech have their own interface
-        refuse("from_pretrained", kwargs, kwargs.get("generation_args"))
-        sections = [section for section in cfg.values() if isinstance(section, DictConfig | Namespace)]
-        for option in kwargs.keys() - cfg.keys():
-            if tasks_with(option) and not any(option in section for section in sections):
-                raise ValueError(f"{option} is not an option of task={task!r}; give task=, one of {tasks_with(option)}")
-        return loaded
+@wrap(hub_utils, "from_pretrained")
+def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
+    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores: ``beam``."""
+    if "user_dir" in kwargs:  # it may register names
+        utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
+    names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
+    for option in kwargs.keys() & names.keys():
+        if isinstance(name := kwargs[option], str) and name not in names[option]:
+            raise ValueError(f"{option}={name!r} is not registered; use one of {', '.join(sorted(names[option]))}")
+    loaded = load(*args, **kwargs)
+    cfg = loaded["args"]
+    task, asked = getattr(cfg.get("task"), "_name", None), kwargs.get("task")
+    if isinstance(asked, str) and task not in (None, asked):
+        raise ValueError(
+            f"task={asked!r} cannot load a checkpoint of the task {task}; use another checkpoint, or leave out task"
+        )
+    if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
+        return loaded  # models of speech have their own interface
+    refuse("from_pretrained", kwargs, kwargs.get("generation_args"))
+    sections = [section for section in cfg.values() if isinstance(section, DictConfig | Namespace)]
+    for option in kwargs.keys() - cfg.keys():
+        if tasks_with(option) and not any(option in section for section in sections):
+            raise ValueError(f"{option} is not an option of task={task!r}; give task=, one of {tasks_with(option)}")
+    return loaded
 
 
-@contextlib.contextmanager
-def reporting_attention(models: nn.Module) -> Iterator[None]:
-    """Make models report attention in this context, even if they were prepared for inference without attention."""
-    silent = [module for module in models.modules() if not getattr(module, "need_attn", True)]
-    for module in silent:
-        module.need_attn = True  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for module in silent:
-            module.need_attn = False  # type: ignore[assignment]
-
-
-def generate_as_asked() -> None:
+@wrap(GeneratorHubInterface, "generate")
+def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
     """Repair the hub's ``generate``: alignments, prefixes, and options that fairseq ignores.
 
     In fairseq
@@ -114,25 +83,21 @@ def generate_as_asked() -> None:
     - sentences are sorted, but not their prefixes.
     - each call logs four lines about batches.
     """
-    generate = GeneratorHubInterface.generate
-    if mentions(generate, "need_attn"):  # the probe: whether `generate` asks the model for attention
-        return
-    signature = inspect.signature(generate)
-
-    @wrap(GeneratorHubInterface, "generate")
-    def generate_with_attention(self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
-            return generate_with_attention(self, tokenized_sentences.unsqueeze(0), *args, **kwargs)[0]
-        given = signature.bind(self, tokenized_sentences, *args, **kwargs).arguments.get("inference_step_args") or {}
-        if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
-            raise ValueError("inference_step_args of single sentences are not supported for a batch: pass one sentence")
-        if any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
-            refuse("hub.generate", kwargs | ({"retain_dropout": None} if self.cfg.generation.retain_dropout else {}))
-        for option in kwargs.keys() - self.cfg.generation.keys():
-            if tasks_with(option):
-                raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
-        if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
-            log.setLevel(logging.WARNING)
-        asked = {**self.cfg.generation, **kwargs}
-        with reporting_attention(self.models) if asked.get("print_alignment") else contextlib.nullcontext():
-            return generate(self, tokenized_sentences, *args, **kwargs)
+    if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
+        return self.generate(tokenized_sentences.unsqueeze(0), *args, **kwargs)[0]
+    call = inspect.signature(generate).bind(self, tokenized_sentences, *args, **kwargs)
+    given = call.arguments.get("inference_step_args") or {}
+    if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
+        raise ValueError("inference_step_args of single sentences are not supported for a batch: pass one sentence")
+    if any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
+        refuse("hub.generate", kwargs | ({"retain_dropout": None} if self.cfg.generation.retain_dropout else {}))
+    for option in kwargs.keys() - self.cfg.generation.keys():
+        if tasks_with(option):
+            raise ValueError(f"{option} is an option of a task: give it to from_pretrained")
+    if (log := logging.getLogger("fairseq.tasks.fairseq_task")).level == logging.NOTSET:
+        log.setLevel(logging.WARNING)
+    with contextlib.ExitStack() as stack:
+        if {**self.cfg.generation, **kwargs}.get("print_alignment"):
+            for silent in (module for module in self.modules() if not getattr(module, "need_attn", True)):
+                stack.enter_context(replaced(silent, "need_attn", True))
+        return generate(self, tokenized_sentences, *args, **kwargs)

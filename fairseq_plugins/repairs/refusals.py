@@ -13,7 +13,7 @@ from fairseq.dataclass.configs import FairseqConfig
 from fairseq.registry import REGISTRIES
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, SIZE, Range, flag, literal
+from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Range, flag, literal
 
 # A parser belongs to the command of the first of these options that the parser defines.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
@@ -26,38 +26,32 @@ HUB = ("from_pretrained", "hub.generate")  # Python's interface to translation
 # Ranges of training options; fairseq checks none of them.
 TRAINING: dict[str, Range] = {
     "seed": Range(0, 2**32 - 1),
-    **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], FINITE),
     "warmup_init_lr": Range(-1),  # -1 is the default
-    **dict.fromkeys(["adam_eps", "lr", "min_loss_scale", "weight_decay"], NOT_NEGATIVE),
-    **dict.fromkeys(
-        ["max_epoch", "max_update", "max_valid_steps", "num_workers", "save_interval_updates"], NOT_NEGATIVE
-    ),
-    **dict.fromkeys(["validate_interval_updates", "warmup_updates"], NOT_NEGATIVE),
-    **dict.fromkeys(["batch_size_valid", "max_tokens_valid", "update_freq"], SIZE),
-    **dict.fromkeys(["fp16_init_scale", "fp16_scale_window", "log_interval", "total_num_update"], SIZE),
-    **dict.fromkeys(["max_source_positions", "max_target_positions", "save_interval", "validate_interval"], SIZE),
+    **dict.fromkeys(["clip_norm", "stop_min_lr", "stop_time_hours"], FINITE),
+    **dict.fromkeys(["adam_eps", "lr", "max_epoch", "max_update", "max_valid_steps", "min_loss_scale"], NOT_NEGATIVE),
+    **dict.fromkeys(["num_workers", "save_interval_updates", "validate_interval_updates"], NOT_NEGATIVE),
+    **dict.fromkeys(["warmup_updates", "weight_decay"], NOT_NEGATIVE),
+    **dict.fromkeys(["batch_size_valid", "max_tokens_valid", "update_freq", "log_interval", "total_num_update"], SIZE),
+    **dict.fromkeys(["fp16_init_scale", "fp16_scale_window", "save_interval", "validate_interval"], SIZE),
+    **dict.fromkeys(["max_source_positions", "max_target_positions"], SIZE),
     **dict.fromkeys(["required_batch_size_multiple", "required_seq_len_multiple"], SIZE),
     **dict.fromkeys(["activation_dropout", "attention_dropout", "dropout", "relu_dropout"], FRACTION),
     **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
 }
 
-
-def whole(least: int) -> tuple[Callable[[Any], bool], str]:
-    """Return a test for integers of at least ``least``, and its description."""
-    return lambda n: isinstance(n, Integral) and int(n) >= least, f"must be a whole number and at least {least}"
-
-
-# For each option of a search, a test of its value and a description of the test.
-SEARCH: dict[str, tuple[Callable[[Any], bool], str]] = {
-    **dict.fromkeys(["beam", "nbest"], whole(1)),
-    **dict.fromkeys(["min_len", "max_len_b", "prefix_size", "no_repeat_ngram_size"], whole(0)),
-    **dict.fromkeys(["lenpen", "word_penalty", "lm_weight"], (math.isfinite, "must be finite")),
-    "sampling_topk": whole(-1),
-    "max_len_a": (lambda x: 0 <= x < math.inf, "must be finite and at least 0"),
-    "unkpen": (lambda x: x > -math.inf, "must be a number above -inf"),
-    "temperature": (lambda x: 0 < x < math.inf, "must be finite and above 0"),
-    "sampling_topp": (lambda x: x == -1 or 0 <= x <= 1, "must be in [0, 1]"),
-    "diversity_rate": (lambda x: x == -1 or 0 <= x < math.inf, "must be finite and at least 0"),
+# Ranges of whole and of other numbers, except defaults such as -1.
+WHOLE: dict[tuple[str, ...], dict[str, Range]] = {
+    COMMANDS: dict.fromkeys(["max_tokens", "batch_size"], SIZE),
+    SEARCHES: {
+        **dict.fromkeys(["beam", "nbest"], SIZE),
+        **dict.fromkeys(["min_len", "max_len_b", "prefix_size", "no_repeat_ngram_size", "sampling_topk"], NOT_NEGATIVE),
+    },
+}
+SEARCH: dict[str, Range] = {
+    **dict.fromkeys(["lenpen", "word_penalty", "lm_weight"], FINITE),
+    **dict.fromkeys(["max_len_a", "diversity_rate"], NOT_NEGATIVE),
+    "temperature": POSITIVE,
+    "sampling_topp": FRACTION,
 }
 
 # Validation metrics, by the last part of their names.
@@ -65,52 +59,40 @@ HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
 LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
 RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
 
-# Options that a command's parser or a function accepts but ignores, each with a replacement.
-SHARDS, HALF = ("num_shards", "shard_id"), ("bf16", "memory_efficient_bf16", "amp")
-UNREAD: dict[tuple[str, ...], dict[str, str]] = {
-    INTERACTIVE: {
-        **dict.fromkeys(("lm_path", "prefix_size", "score_reference", "scoring"), "use fairseq-generate"),
-        **dict.fromkeys(("quiet", "gen_subset"), "use fairseq-generate"),
-        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
-    },
-    (*INTERACTIVE, *VALIDATE): {"results_path": "redirect the standard output into a file"},
-    TRANSLATE: {
-        **dict.fromkeys(SHARDS, "use fairseq-generate --distributed-world-size N --distributed-rank I for part I of N"),
-        **dict.fromkeys(HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
-        **dict.fromkeys(("train_subset", "valid_subset"), "use fairseq-generate --gen-subset"),
-        **dict.fromkeys(("restore_file", "finetune_from_model", "save_dir"), "use --path for the checkpoint"),
-        "log_file": "redirect the standard output into a file",
-        "max_valid_steps": "leave it out",
-    },
-    VALIDATE: {
-        **dict.fromkeys(SHARDS, "use --distributed-world-size"),
-        **dict.fromkeys(HALF, "use --fp16 on a GPU"),
-        **dict.fromkeys(("train_subset", "gen_subset"), "use --valid-subset"),
-        "scoring": "leave it out: validation uses the training's criterion",
-        "quiet": "leave it out",
-        "log_file": "redirect the standard output into a file",
-        "max_valid_steps": "leave it out",
-    },
-    TRAIN: {
-        **dict.fromkeys(SHARDS, "use --distributed-world-size"),
-        "gen_subset": "use --valid-subset",
-        "scoring": "use --eval-bleu to validate with BLEU",
-    },
-    HUB: {
-        "nbest": "leave it out: generate returns the whole beam, the best translation first",
-        "replace_unk": "use fairseq-interactive --replace-unk",
-        **dict.fromkeys(("lm_path", "lm_weight"), "use fairseq-generate --lm-path"),
-        "sacrebleu": "use fairseq-generate --scoring sacrebleu",
-        "prefix_size": 'give inference_step_args={"prefix_tokens": ...} to generate',
-        "score_reference": "use fairseq-generate --score-reference: score() takes no source",
-    },
-    ("from_pretrained",): {
-        "beam": "give it to translate or generate",
-        "fp16": "call half() on the result of from_pretrained",
-        "model_overrides": "give the options themselves to from_pretrained",
-    },
-    ("hub.generate",): {"retain_dropout": "give it to from_pretrained"},
-}
+# Options that commands or functions accept but ignore, each with a replacement.
+SHARDS, HALF, INTO_FILE = (
+    "num_shards shard_id",
+    "bf16 memory_efficient_bf16 amp",
+    "redirect the standard output into a file",
+)
+UNREAD: tuple[tuple[tuple[str, ...], str, str], ...] = (
+    (INTERACTIVE, "lm_path prefix_size score_reference scoring quiet gen_subset", "use fairseq-generate"),
+    (INTERACTIVE, "sacrebleu", "use fairseq-generate --scoring sacrebleu"),
+    ((*INTERACTIVE, *VALIDATE), "results_path", INTO_FILE),
+    ((*TRANSLATE, *VALIDATE), "log_file", INTO_FILE),
+    ((*TRANSLATE, *VALIDATE), "max_valid_steps", "leave it out"),
+    (TRANSLATE, SHARDS, "use fairseq-generate --distributed-world-size N --distributed-rank I for part I of N"),
+    (TRANSLATE, HALF, "use --fp16 on a GPU, and --task translation_fast --cpu-dtype bfloat16 on a CPU"),
+    (TRANSLATE, "train_subset valid_subset", "use fairseq-generate --gen-subset"),
+    (TRANSLATE, "restore_file finetune_from_model save_dir", "use --path for the checkpoint"),
+    ((*VALIDATE, *TRAIN), SHARDS, "use --distributed-world-size"),
+    (VALIDATE, HALF, "use --fp16 on a GPU"),
+    (VALIDATE, "train_subset gen_subset", "use --valid-subset"),
+    (VALIDATE, "scoring", "leave it out: validation uses the training's criterion"),
+    (VALIDATE, "quiet", "leave it out"),
+    (TRAIN, "gen_subset", "use --valid-subset"),
+    (TRAIN, "scoring", "use --eval-bleu to validate with BLEU"),
+    (HUB, "nbest", "leave it out: generate returns the whole beam, the best translation first"),
+    (HUB, "replace_unk", "use fairseq-interactive --replace-unk"),
+    (HUB, "lm_path lm_weight", "use fairseq-generate --lm-path"),
+    (HUB, "sacrebleu", "use fairseq-generate --scoring sacrebleu"),
+    (HUB, "prefix_size", 'give inference_step_args={{"prefix_tokens": ...}} to generate'),
+    (HUB, "score_reference", "use fairseq-generate --score-reference: score() takes no source"),
+    (("from_pretrained",), "beam", "give it to translate or generate"),
+    (("from_pretrained",), "fp16", "call half() on the result of from_pretrained"),
+    (("from_pretrained",), "model_overrides", "give the options themselves to from_pretrained"),
+    (("hub.generate",), "retain_dropout", "give it to from_pretrained"),
+)
 
 DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items()} | {
     option: field.default
@@ -160,13 +142,13 @@ class Refusal(NamedTuple):
 
 def given(option: str, o: GivenOptions) -> bool:
     """Return whether an option differs from its default."""
-    return getattr(o, option) not in (None, DEFAULTS[option])
+    return getattr(o, option) not in (None, DEFAULTS.get(option))
 
 
 def unread() -> Iterator[Refusal]:
     """Yield a row for each option that a command or function ignores."""
-    for commands, instead in UNREAD.items():
-        for option, fix in instead.items():
+    for commands, options, fix in UNREAD:
+        for option in options.split():
             name = flag(option) if commands[0] in COMMANDS else option
             sentence = f"{name} does nothing in {{command}}, got {{o.{option}!r}}; {fix}"
             yield Refusal(commands, partial(given, option), sentence)
@@ -199,45 +181,44 @@ def several_searches(o: GivenOptions) -> str | None:
     return " and ".join(found) if len(found) > 1 else None
 
 
-def outside_search_range(option: str, holds: Callable[[Any], bool], o: Any) -> bool:
-    """Return whether an option's value is not a number, or is rejected by the test ``holds``."""
+def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
+    """Return whether an option is given and is not a number of this kind and range."""
     value = getattr(o, option)
-    return value is not None and (isinstance(value, bool) or not isinstance(value, Real) or not holds(value))
+    is_number = isinstance(value, kind) and not isinstance(value, bool)
+    return given(option, o) and not (is_number and float(value) in allowed)
 
 
 def ranges() -> Iterator[Refusal]:
-    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
-    sizes = dict.fromkeys(("max_tokens", "batch_size"), whole(1))
-    for commands, table in ((SEARCHES, SEARCH), (COMMANDS, sizes)):
-        for option, (holds, numbers) in table.items():
-            sentence = f"{flag(option)} {numbers}, got {{o.{option}!r}}"
-            yield Refusal(commands, partial(outside_search_range, option, holds), sentence)
+    """Yield rows that refuse numbers of a search outside their ranges, and batch sizes below 1."""
+    for commands, table in WHOLE.items():
+        for option, allowed in table.items():
+            sentence = f"{flag(option)} must be a whole number of at least {allowed.least}, got {{o.{option}!r}}"
+            yield Refusal(commands, partial(outside, option, Integral, allowed), sentence)
+    for option, allowed in SEARCH.items():
+        sentence = f"{flag(option)} must be {allowed}, got {{o.{option}!r}}"
+        yield Refusal(SEARCHES, partial(outside, option, Real, allowed), sentence)
 
 
-def outside_training_range(o: Any) -> str | None:
+def outside_training_range(o: GivenOptions) -> str | None:
     """Return an error message for the first number that is NaN or outside the range of its option."""
     for name, values in o.values.items():
         allowed = TRAINING.get(name, FINITE)
         for value in values if isinstance(values, list) else [values]:
-            if not isinstance(value, int | float):
-                continue
-            if value not in allowed if name in TRAINING else value != value:
+            if isinstance(value, int | float) and (value not in allowed if name in TRAINING else value != value):
                 return f"{flag(name)} must be {allowed}, got {value}"
     return None
 
 
-def wrong_adam_betas(o: Any) -> bool:
+def wrong_adam_betas(o: GivenOptions) -> bool:
     """Return whether ``--adam-betas`` has a value other than two numbers in [0, 1)."""
-    if o.adam_betas is None:
-        return False
     try:
-        first, second = literal(o.adam_betas) if isinstance(o.adam_betas, str) else o.adam_betas
-        return not (0 <= first < 1 and 0 <= second < 1)
+        betas = literal(o.adam_betas) if isinstance(o.adam_betas, str) else o.adam_betas
+        return betas is not None and not (len(betas) == 2 and all(0 <= beta < 1 for beta in betas))
     except (TypeError, ValueError):
         return True
 
 
-def wrong_direction(o: Any) -> str | None:
+def wrong_direction(o: GivenOptions) -> str | None:
     """Return advice if ``--maximize-best-checkpoint-metric`` contradicts the metric."""
     metric = str(o.best_checkpoint_metric)
     kind = metric.rpartition("_")[2]  # nll_loss is a loss
@@ -247,12 +228,6 @@ def wrong_direction(o: Any) -> str | None:
     if lower and o.maximize_best_checkpoint_metric:
         return "is better when it is lower; leave out"
     return None
-
-
-def needs_gpus(o: GivenOptions) -> bool:
-    """Return whether several processes on CPUs have a backend that needs GPUs."""
-    on_cpus = o.cpu or not torch.cuda.is_available()
-    return on_cpus and not o.tpu and o.ddp_backend in ("fully_sharded", "slowmo")
 
 
 REFUSALS = (
@@ -271,7 +246,11 @@ REFUSALS = (
         wrong_direction,
         "--best-checkpoint-metric {o.best_checkpoint_metric} {found} --maximize-best-checkpoint-metric",
     ),
-    Refusal(TRAIN, needs_gpus, "--ddp-backend {o.ddp_backend} needs GPUs; use pytorch_ddp or legacy_ddp on CPUs"),
+    Refusal(
+        TRAIN,
+        lambda o: o.ddp_backend in ("fully_sharded", "slowmo") and (o.cpu or not torch.cuda.is_available()),
+        "--ddp-backend {o.ddp_backend} needs GPUs; use pytorch_ddp or legacy_ddp on CPUs",
+    ),
     Refusal(
         COMMANDS,
         lambda o: o.tokenizer == "moses" and None in (o.source_lang, o.target_lang),
@@ -284,6 +263,11 @@ REFUSALS = (
     ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
+    Refusal(
+        SEARCHES,
+        lambda o: o.unkpen is not None and not o.unkpen > -math.inf,
+        "--unkpen must be a number above -inf, got {o.unkpen!r}",
+    ),
     Refusal(COMMANDS, outside_training_range, "{found}"),
     *unread(),
     Refusal(

@@ -17,87 +17,57 @@ from fairseq.tasks.translation import TranslationTask
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.common.options import flag
-from fairseq_plugins.repairs.saving import (
-    fingerprint,
-    is_whole,
-    loading_masters,
-    newest_whole_checkpoint,
-    restore_loss_scale,
-)
-from fairseq_plugins.repairs.wrapping import mentions, programs, wrap
+from fairseq_plugins.repairs import saving
+from fairseq_plugins.repairs.wrapping import programs, replaced, wrap
 
 logger = logging.getLogger(__name__)
 
 UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved without this plugin
 
 
-def begin_training_right() -> None:
+@wrap(checkpoint_utils, "load_checkpoint")
+def begin_training_right(load: Any, cfg: Any, trainer: Any, **passthrough: Any) -> Any:
     """Resume from the newest undamaged checkpoint, with its patience, and do not continue a finished training.
 
-    - Forget the best validation result of an earlier training in this process.
+    - Forget the best validation result of an earlier training in this process (``fairseq-hydra-train --multirun``).
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
-    - Pass the result of the last validation to the learning-rate schedule; fairseq saves the result but does not use
-      it.
+    - Pass the result of the last validation to the learning-rate schedule; fairseq only saves the result.
     - Restore the count of ``--patience``.
     - Stop at once if ``--max-update``, ``--stop-time-hours`` or ``--patience`` has already ended the training.
-
-    The probe for the schedule reads fairseq's code.  The other steps need no probe: they change nothing if fairseq does
-    the same.
-    """
-    load = checkpoint_utils.load_checkpoint
-    finish_schedule = not mentions(load, "val_loss")
-
-    @wrap(checkpoint_utils, "load_checkpoint")
-    def load_checkpoint(cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-        forget_earlier_training()
-        save_epoch_without_metric()
-        with newest_instead_of_last(cfg, trainer):
-            extra_state, epoch_itr = load(cfg, trainer, **passthrough)
-        if finish_schedule and extra_state is not None:
-            finish_epoch(cfg, trainer, epoch_itr, extra_state)
-        if hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
-            patience().update((extra_state or {}).get("patience", {}))
-        end_finished_training(trainer)
-        return extra_state, epoch_itr
-
-
-def forget_earlier_training() -> None:
-    """Forget the best validation result of earlier trainings in this process (``fairseq-hydra-train --multirun``).
-
-    Otherwise a training saves no ``checkpoint_best.pt`` until it beats an earlier training, and ``--patience`` ends it
-    too early.
     """
     for memory in (vars(checkpoint_utils.save_checkpoint), patience()):
         for name in ("best", "num_runs"):
             memory.pop(name, None)
+    with newest_instead_of_last(cfg, trainer):
+        extra_state, epoch_itr = load(cfg, trainer, **passthrough)
+    if extra_state is not None:
+        finish_epoch(cfg, trainer, epoch_itr, extra_state)
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
+        patience().update((extra_state or {}).get("patience", {}))
+    end_finished_training(trainer)
+    return extra_state, epoch_itr
 
 
 def patience() -> dict[str, Any]:
     """Return the state of ``--patience``: the best validation result, and the number of validations since then."""
-    found = programs("train", "should_stop_early")
+    found = programs("train")
     return vars(found[-1].should_stop_early) if found else {}
 
 
-def save_epoch_without_metric() -> None:
+@wrap("train", "validate")
+def save_epoch_without_metric(validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
     """Save a checkpoint of the first epoch before an unknown ``--best-checkpoint-metric`` stops the training."""
-    program = next(reversed(programs("train", "should_stop_early")), None)
-    validate = getattr(program, "validate", None)
-    if validate is None or hasattr(validate, "__wrapped__"):
-        return
-
-    @wrap(program, "validate")
-    def validate_and_save(cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
-        try:
-            return validate(cfg, trainer, task, epoch_itr, subsets)
-        except KeyError as error:
-            metric = cfg.checkpoint.best_checkpoint_metric
-            if error.args != (metric,):
-                raise
-            checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
-            raise ValueError(
-                f"--best-checkpoint-metric {metric} is not a metric of validation; resume with one of the metrics that "
-                "are logged above"
-            ) from None
+    try:
+        return validate(cfg, trainer, task, epoch_itr, subsets)
+    except KeyError as error:
+        metric = cfg.checkpoint.best_checkpoint_metric
+        if error.args != (metric,):
+            raise
+        checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
+        raise ValueError(
+            f"--best-checkpoint-metric {metric} is not a metric of validation; resume with one of the metrics that "
+            "are logged above"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -105,23 +75,21 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
     """Load the newest undamaged checkpoint if ``checkpoint_last.pt`` is damaged or missing, with a warning.
 
     fairseq does not start with a damaged checkpoint.  The last checkpoint may be missing because the disk was full;
-    fairseq then trains from the start and overwrites the other checkpoints.  No probe is needed: an undamaged
-    ``checkpoint_last.pt`` is loaded as before.
+    fairseq then trains from the start and overwrites the other checkpoints.
     """
-    last, start, newest = Path(cfg.save_dir, "checkpoint_last.pt"), cfg.finetune_from_model, None
-    given = cfg.restore_file, start
-    if cfg.restore_file == last.name and not trainer.checkpoint_suffix and not (last.is_file() and is_whole(last)):
-        newest = newest_whole_checkpoint(last.parent, start)
-        if newest is None and start is not None and Path(start).resolve().parent != last.parent.resolve():
-            refuse_another_folder(start, last.parent)
-    if newest is not None:
-        logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training resumes from {newest}")
-        cfg.restore_file, cfg.finetune_from_model = str(newest), None
-    try:
+    last, newest = Path(cfg.save_dir, "checkpoint_last.pt"), None
+    is_default = cfg.restore_file == last.name and not trainer.checkpoint_suffix
+    if is_default and not (last.is_file() and saving.is_whole(last)):
+        newest = saving.newest_whole_checkpoint(last.parent)
+    if newest is None:
         yield
-    finally:
-        if newest is not None:
-            cfg.restore_file, cfg.finetune_from_model = given
+        return
+    if (start := cfg.finetune_from_model) is not None:
+        extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(newest))["extra_state"]
+        refuse_another_start(start, str(newest), extra_state.get("finetuned_from", UNKNOWN))
+    logger.warning(f"{last} is {'damaged' if last.exists() else 'missing'}; training resumes from {newest}")
+    with replaced(cfg, "restore_file", str(newest)), replaced(cfg, "finetune_from_model", None):
+        yield
 
 
 def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
@@ -145,58 +113,51 @@ def end_finished_training(trainer: Any) -> None:
         limits.max_epoch = -1  # fairseq reads this limit later; 0 would mean no limit
 
 
-def compare_checkpoints() -> None:
-    """Record dictionaries, patience and the start of fine-tuning in checkpoints, and refuse mismatched checkpoints.
+@wrap(Trainer, "save_checkpoint")
+def record_origin(save: Any, self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
+    """Record dictionaries, patience and the start of fine-tuning in checkpoints."""
+    more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
+    return save(self, filename, {**extra_state, **more, "words": words(self.task)})
 
-    A missing ``--restore-file`` is refused, because fairseq would start with random parameters.  A checkpoint without
-    optimizer state is refused, because fairseq would continue the old epoch with a new optimizer.
 
-    No probe is needed: other checkpoints are loaded as before.
+@wrap(Trainer, "load_checkpoint")
+def compare_checkpoints(
+    load: Any, self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
+) -> Any:
+    """Refuse a checkpoint of another model, vocabulary or training, one without optimizer state, and a missing one.
+
+    With a missing ``--restore-file``, fairseq would start with random parameters.  Without optimizer state, it would
+    continue the old epoch with a new optimizer.
     """
-    save, load = Trainer.save_checkpoint, Trainer.load_checkpoint
-
-    @wrap(Trainer, "save_checkpoint")
-    def save_checkpoint(self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-        more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
-        return save(self, filename, {**extra_state, **more, "words": words(self.task)})
-
-    @wrap(Trainer, "load_checkpoint")
-    def load_checkpoint(self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any) -> Any:
-        refuse_missing_file(self.cfg.checkpoint, filename)
-        try:
-            with loading_masters(self, filename, reset_optimizer):
-                extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
-        except Exception as error:
-            reason = " ".join(str(error.__context__).split())
-            if type(error) is not Exception or error.__context__ is None or reason in str(error):
-                raise
-            raise RuntimeError(
-                f"{filename}: the checkpoint has another architecture or vocabulary; give the --arch of its training, "
-                f"and data with its dictionaries (fairseq-preprocess --srcdict --tgtdict): {reason[:200]}"
-            ) from None
-        if extra_state is not None and not reset_optimizer:
-            restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
-        if self._optim_history and not reset_optimizer:
-            refuse_lost_optimizer(filename, self._optim_history[-1].get("num_updates", 0), self.get_num_updates())
-        refuse_other_words(self.task, filename, extra_state, reset_optimizer)
-        start = self.cfg.checkpoint.finetune_from_model
-        if filename == start:
-            self.finetuned_from = fingerprint(filename)
-        elif extra_state is not None:
-            self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
-            if start is not None:
-                refuse_another_start(start, filename, self.finetuned_from)
-        return extra_state
+    refuse_missing_file(self.cfg.checkpoint, filename)
+    try:
+        with saving.loading_masters(self, filename, reset_optimizer):
+            extra_state = load(self, filename, reset_optimizer, *args, **kwargs)
+    except Exception as error:
+        reason = " ".join(str(error.__context__).split())
+        if type(error) is not Exception or error.__context__ is None or reason in str(error):
+            raise
+        raise RuntimeError(
+            f"{filename}: the checkpoint has another architecture or vocabulary; give the --arch of its training, "
+            f"and data with its dictionaries (fairseq-preprocess --srcdict --tgtdict): {reason[:200]}"
+        ) from None
+    if extra_state is None:
+        return None
+    if not reset_optimizer:
+        saving.restore_loss_scale(self.optimizer, extra_state.get("loss_scale"))
+        refuse_lost_optimizer(filename, self)
+    refuse_other_words(self.task, filename, extra_state, reset_optimizer)
+    start = self.cfg.checkpoint.finetune_from_model
+    if filename == start:
+        self.finetuned_from = saving.fingerprint(filename)
+    else:
+        self.finetuned_from = extra_state.get("finetuned_from", UNKNOWN)
+        refuse_another_start(start, filename, self.finetuned_from)
+    return extra_state
 
 
 def refuse_missing_file(options: Any, filename: str) -> None:
-    """Refuse a missing checkpoint; fairseq would train random parameters and overwrite the checkpoints in the folder.
-
-    Only ``checkpoint_last.pt``, the default, may be missing.
-
-    Raises:
-        ValueError: the file is missing.
-    """
+    """Refuse a missing checkpoint, except ``checkpoint_last.pt``, which is the default."""
     names = ("finetune_from_model", "continue_once")
     option = next((name for name in names if getattr(options, name, None) == filename), "restore_file")
     is_default = option == "restore_file" and options.restore_file == CheckpointConfig.restore_file
@@ -205,18 +166,10 @@ def refuse_missing_file(options: Any, filename: str) -> None:
         raise ValueError(f"{flag(option)} {filename}: {path} is not a file; give the path of a checkpoint")
 
 
-def refuse_lost_optimizer(filename: str, saved: int, loaded: int) -> None:
-    """Refuse a checkpoint without optimizer state; fairseq would repeat the warm-up in the middle of the training.
-
-    Args:
-        filename: the checkpoint.
-        saved: number of updates in the checkpoint.
-        loaded: number of updates of the training after loading it.
-
-    Raises:
-        ValueError: the checkpoint has no optimizer state.
-    """
-    if saved != loaded:
+def refuse_lost_optimizer(filename: str, trainer: Any) -> None:
+    """Refuse a checkpoint without optimizer state; fairseq would repeat the warm-up in the middle of the training."""
+    saved = sum(last.get("num_updates", 0) for last in trainer._optim_history[-1:])
+    if saved != trainer.get_num_updates():
         raise ValueError(
             f"--restore-file {filename} has no optimizer state (--no-save-optimizer-state, or an average), so training "
             f"cannot resume after its {saved} updates; to begin a training with its parameters, give "
@@ -250,24 +203,12 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
         logger.warning(f"{others}: each word starts with the parameters of the old word that has the same index")
 
 
-def refuse_another_folder(start: str, folder: Path) -> None:
-    """Refuse to fine-tune in a folder with checkpoints of another training but no ``checkpoint_last.pt``.
-
-    Trainings with ``--no-last-checkpoints`` leave such folders, and fairseq would overwrite the checkpoints in them.
-    """
-    if (other := newest_whole_checkpoint(folder)) is not None:
-        extra_state = checkpoint_utils.load_checkpoint_to_cpu(str(other))["extra_state"]
-        refuse_another_start(start, str(other), extra_state.get("finetuned_from", UNKNOWN))
-
-
-def refuse_another_start(start: str, filename: str, recorded: str | None) -> None:
+def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
     """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    Raises:
-        ValueError: the folder's training began with another checkpoint, or with random parameters (``recorded`` is
-            None).  If one of the two checkpoints is unknown, no error is raised and the training resumes.
+    If one of the two starts is unknown, for example because the file ``start`` is gone, the training resumes.
     """
-    if recorded is not None and (recorded == UNKNOWN or fingerprint(start) in (recorded, None)):
+    if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
         return
     begun = "random parameters" if recorded is None else "another checkpoint"
     raise ValueError(

@@ -5,16 +5,13 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import shlex
-import shutil
 import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -24,11 +21,10 @@ from fairseq.dataclass import utils as dataclass_utils
 
 from fairseq_plugins.common.options import flag, literal
 from fairseq_plugins.repairs.checkpoints import reference_in
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import repair, wrap
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
 MOST_MEMBERS = 10_000  # members of an archive; fairseq's archives have about ten
-LONGEST_NAME = 255  # bytes; the limit of a plain tar archive
 
 
 def refuse_to_run(code: object, *_: object) -> NoReturn:
@@ -37,11 +33,8 @@ def refuse_to_run(code: object, *_: object) -> NoReturn:
 
 
 def read_literals(module: ModuleType) -> None:
-    """Replace ``eval`` by `literal` and ``exec`` by an error, except in a module that defines its own (the probe)."""
-    names = vars(module)
-    for builtin, replacement in ((eval, literal), (exec, refuse_to_run)):
-        if names.get(builtin.__name__, builtin) is builtin:
-            names[builtin.__name__] = replacement
+    """Replace ``eval`` by `literal` and ``exec`` by an error in a module."""
+    vars(module).update(eval=literal, exec=refuse_to_run)
 
 
 class FairseqFinder(PathFinder):
@@ -66,6 +59,7 @@ class FairseqFinder(PathFinder):
         return spec
 
 
+@repair
 def read_options_without_eval() -> None:
     """Parse options as literals in all modules of fairseq; fairseq evaluates them as Python code.
 
@@ -78,60 +72,45 @@ def read_options_without_eval() -> None:
     sys.meta_path.insert(0, FairseqFinder)
 
 
-def refuse_references() -> None:
+@wrap(dataclass_utils, "override_module_args")
+def refuse_references(read: Any, args: Any) -> Any:
     """Refuse ``${...}`` in options; omegaconf would insert the value of another option or environment variable.
 
-    Some of fairseq's own defaults are references; they are not checked.  No probe is needed: other options are read as
-    before.
+    Some of fairseq's own defaults are references; they are not checked.
     """
-    read = dataclass_utils.override_module_args
-
-    @wrap(dataclass_utils, "override_module_args")
-    def override_module_args(args: Any) -> Any:
-        options = {name if name == "data" else flag(name): value for name, value in vars(args).items()}
-        if found := reference_in(options):
-            raise ValueError(f"{found}; give the value itself")
-        return read(args)
+    options = {name if name == "data" else flag(name): value for name, value in vars(args).items()}
+    if found := reference_in(options):
+        raise ValueError(f"{found}; give the value itself")
+    return read(args)
 
 
-def quote_file_names() -> None:
+@wrap(FastaDataset, "_build_index")
+def quote_file_names(build: Any, self: Any, path: str) -> Any:
     """Quote file names in the shell commands that read the files of ``--dataset-impl fasta``."""
-    build = getattr(FastaDataset, "_build_index", None)
-    if build is None or not mentions(build, "subprocess"):  # the probe: whether fairseq runs a shell command
-        return
-
-    @wrap(FastaDataset, "_build_index")
-    def build_index(self: Any, path: str) -> Any:
-        return build(self, shlex.quote(path))
+    return build(self, shlex.quote(path))
 
 
-def unpack_archives_safely() -> None:
+@wrap(file_utils, "load_archive_file")
+def unpack_archives_safely(load: Any, archive_file: str) -> str:
     """Unpack archives of ``from_pretrained`` safely into a folder beside them, and name a missing file.
 
     With fairseq, an archive can overwrite any file of the user.  fairseq deletes the archive before its folder is
     complete, and reports a missing file too late.
     """
-    load = file_utils.load_archive_file
-    if not mentions(load, "extractall"):  # the probe: whether an archive can choose any path
-        return
-
-    @wrap(file_utils, "load_archive_file")
-    def load_archive_file(archive_file: str) -> str:
-        try:
-            path = Path(file_utils.cached_path(archive_file))
-        except OSError as error:
-            raise FileNotFoundError(
-                f"{archive_file!r} is not a folder, archive or known model; check the path: {error}"
-            ) from error
-        if path.is_dir():
-            return str(load(str(path)))
-        try:
-            return str(unpacked(path))
-        except Exception as error:  # damaged archives raise almost any error
-            raise OSError(
-                f"{path} cannot be unpacked: {error}; download it again, or pack only plain files, each once and "
-                "with a relative path"
-            ) from error
+    try:
+        path = Path(file_utils.cached_path(archive_file))
+    except OSError as error:
+        raise FileNotFoundError(
+            f"{archive_file!r} is not a folder, archive or known model; check the path: {error}"
+        ) from error
+    if path.is_dir():
+        return str(load(str(path)))
+    try:
+        return str(unpacked(path))
+    except Exception as error:  # damaged archives raise almost any error
+        raise OSError(
+            f"{path} cannot be unpacked: {error}; download it again, or pack only plain files with relative paths"
+        ) from error
 
 
 def unpacked(archive: Path) -> Path:
@@ -145,57 +124,38 @@ def unpacked(archive: Path) -> Path:
     if folder.is_dir():
         return folder
     with tempfile.TemporaryDirectory(dir=archive.parent, prefix=f".{archive.name}.") as workplace:
-        unfinished = Path(workplace, "archive")
-        unpack(archive, unfinished)
         try:
-            unfinished.rename(folder)
+            unpack(archive, Path(workplace, "archive")).rename(folder)
         except OSError:
             if not folder.is_dir():  # otherwise another process has created it
                 raise
     return folder
 
 
-def unpack(archive: Path, folder: Path) -> None:
-    """Write the files of an archive to a new folder, without the parent folders that all files share.
+def unpack(archive: Path, folder: Path) -> Path:
+    """Write the files of an archive to a new folder; return this folder, or the only folder in it.
 
-    The archive cannot choose a place outside the folder: its paths are relative and have no ``..``, and no link is
-    created.  Files have the user's default permissions.
+    Files have the user's default permissions.
 
     Raises:
         tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
-        OSError: a member occurs twice, or as a file and as a folder.
     """
+    folder.mkdir()
     with tarfile.open(archive) as file:
-        members = list(itertools.islice(file, MOST_MEMBERS + 1))
-        if not 1 <= len(members) <= MOST_MEMBERS:
-            problem = f"has more than {MOST_MEMBERS} files" if members else "is empty"
-            raise tarfile.ReadError(f"the archive {problem}")
-        paths = [path_of(member) for member in members]
-        folders = [path if each.isdir() else path.parent for each, path in zip(members, paths, strict=True)]
-        common = os.path.commonpath(folders)
-        folder.mkdir()
-        for member, path in zip(members, paths, strict=True):
-            place = folder / path.relative_to(common)
-            if member.isdir():
-                place.mkdir(parents=True, exist_ok=True)
-                continue
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with place.open("xb") as output:
-                shutil.copyfileobj(file.extractfile(member), output)  # type: ignore[arg-type]
+        for number, member in enumerate(file):
+            if number == MOST_MEMBERS:
+                raise tarfile.ReadError(f"the archive has more than {MOST_MEMBERS} files")
+            file.extract(member, folder, filter=only_plain_files)
+    found = [*folder.iterdir()]
+    if not found:
+        raise tarfile.ReadError("the archive is empty")
+    while len(found) == 1 and found[0].is_dir():
+        folder, found = found[0], [*found[0].iterdir()]
+    return folder
 
 
-def path_of(member: tarfile.TarInfo) -> PurePosixPath:
-    """Return the path of a member.
-
-    Raises:
-        tarfile.ReadError: the member is a link, device or sparse file, or its path may lead out of the folder.
-    """
-    name = member.name[:LONGEST_NAME]
+def only_plain_files(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
+    """Refuse a link, device or sparse file, and a path that leads out of the folder; a filter for `tarfile`."""
     if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
-        raise tarfile.ReadError(f"{name!r} is a link, a device or another special file")
-    path = PurePosixPath(member.name)
-    if path.is_absolute() or ".." in path.parts or len(os.fsencode(member.name)) > LONGEST_NAME:
-        raise tarfile.ReadError(f"{name!r} is absolute, contains '..' or is longer than {LONGEST_NAME} bytes")
-    if member.isreg() and not path.parts:
-        raise tarfile.ReadError("the archive has a file without a name")
-    return path
+        raise tarfile.ReadError(f"{member.name[:100]!r} is a link, a device or another special file")
+    return tarfile.data_filter(member, folder).replace(mode=None, deep=False)  # type: ignore[arg-type]

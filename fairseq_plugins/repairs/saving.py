@@ -22,7 +22,7 @@ from fairseq.trainer import Trainer
 from torch import Tensor, nn
 
 from fairseq_plugins.common.files import beside
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import replace, wrap
 
 logger = logging.getLogger(__name__)
 
@@ -61,22 +61,10 @@ def is_whole(path: Path) -> bool:
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
 
 
-def newest_whole_checkpoint(folder: Path, start: str | None = None) -> Path | None:
-    """Return the newest undamaged checkpoint of a training.
-
-    Args:
-        folder: the training's folder.
-        start: the checkpoint that the training fine-tunes, if any; checkpoints of other trainings are then ignored.
-    """
+def newest_whole_checkpoint(folder: Path) -> Path | None:
+    """Return the newest undamaged checkpoint of a training in this folder."""
     paths = (path for path in folder.glob("*.pt") if re.fullmatch(SAVED_BY_TRAINING, path.name))
-    newest = sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)
-    return next((path for path in newest if is_whole(path) and (start is None or has_start(path, start))), None)
-
-
-def has_start(path: Path, start: str) -> bool:
-    """Return whether a training began with the checkpoint ``start`` or, if ``start`` is gone, with any checkpoint."""
-    begun = checkpoint_utils.load_checkpoint_to_cpu(str(path))["extra_state"].get("finetuned_from")
-    return begun is not None and fingerprint(start) in (begun, None)
+    return next(filter(is_whole, sorted(paths, key=lambda path: path.stat().st_mtime, reverse=True)), None)
 
 
 def fingerprint(checkpoint: str) -> str | None:
@@ -91,13 +79,6 @@ def fingerprint(checkpoint: str) -> str | None:
     return hashlib.sha256(contents).hexdigest()
 
 
-def system_error(error: BaseException | None) -> BaseException | None:
-    """Return the system error that caused an error of torch such as "unexpected pos 1280 vs 1174", if there is one."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__
-    return error
-
-
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
     """Yield the name of a temporary file; it replaces ``path`` at the end, or is removed after an error.
@@ -109,39 +90,30 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        raise OSError(f"{path} cannot be written: {system_error(error) or error}") from error
+        # torch.save hides the system's error behind its own, such as "unexpected pos 1280 vs 1174".
+        raise OSError(f"{path} cannot be written: {error.__context__ or error}") from error
 
 
-def save_checkpoints_whole() -> None:
+@wrap(checkpoint_utils, "torch_persistent_save")
+def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool = False) -> None:
     """Write a checkpoint to a temporary file and rename it.
 
-    On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.  No probe
-    is needed: a complete file has the same contents.
+    On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.
     """
-    save = checkpoint_utils.torch_persistent_save
-
-    @wrap(checkpoint_utils, "torch_persistent_save")
-    def torch_persistent_save(obj: Any, filename: Any, async_write: bool = False) -> None:
-        if async_write or not PathManager.supports_rename(filename):
-            save(obj, filename, async_write)
-            return
-        with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
-            torch.save(obj, file)
+    if async_write:
+        save(obj, filename, async_write)
+        return
+    with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
+        torch.save(obj, file)
 
 
-def copy_checkpoints_whole() -> None:
-    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``.
-
-    No probe is needed: renaming twice is harmless.
-    """
-    copy = PathManager.copy
-
-    @wrap(PathManager, "copy")
-    def copy_and_rename(src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-        if not (overwrite and PathManager.supports_rename(dst_path)):
-            return copy(src_path, dst_path, overwrite)
-        with replacing_checkpoint(dst_path) as unfinished:
-            return copy(src_path, unfinished, overwrite)
+@wrap(PathManager, "copy")
+def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
+    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``."""
+    if not overwrite:
+        return copy(src_path, dst_path, overwrite)
+    with replacing_checkpoint(dst_path) as unfinished:
+        return copy(src_path, unfinished, overwrite)
 
 
 def masters(optimizer: Any) -> dict[Tensor, Tensor]:
@@ -164,28 +136,22 @@ def modules(trainer: Trainer) -> dict[str, nn.Module]:
     return {"model": trainer.get_model(), "criterion": trainer.get_criterion()}
 
 
-def save_masters() -> None:
+@wrap(Trainer, "state_dict")
+def save_masters(get: Any, self: Any) -> dict[str, Any]:
     """Save the float32 parameters of a training with ``--fp16`` or ``--bf16``, and the counters of its loss scale.
 
     fairseq saves parameters that were rounded to half precision, but stores them as float32, so this repair changes
-    neither the file's layout nor its size.  The probe inspects the optimizer's code,
-    because calling the optimizer would require a training.
+    neither the file's layout nor its size.
     """
-    get = Trainer.state_dict
-    if mentions(FP16Optimizer.state_dict, "fp32_params"):
-        return
-
-    @wrap(Trainer, "state_dict")
-    def state_dict(self: Any) -> dict[str, Any]:
-        state: dict[str, Any] = get(self)
-        exact = masters(self.optimizer)
-        for part, module in modules(self).items():
-            for name, parameter in module.named_parameters(remove_duplicate=False):
-                if parameter in exact:
-                    state[part][name] = exact[parameter]
-        if "last_optimizer_state" in state and (counters := scaler_state(self.optimizer)):
-            state["extra_state"]["loss_scale"] = counters
-        return state
+    state: dict[str, Any] = get(self)
+    exact = masters(self.optimizer)
+    for part, module in modules(self).items():
+        for name, parameter in module.named_parameters(remove_duplicate=False):
+            if parameter in exact:
+                state[part][name] = exact[parameter]
+    if "last_optimizer_state" in state and (counters := scaler_state(self.optimizer)):
+        state["extra_state"]["loss_scale"] = counters
+    return state
 
 
 @contextlib.contextmanager
@@ -210,16 +176,12 @@ def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> I
     loaded = [(parameter, read[parameter]) for parameter in exact if parameter in read]
     for parameter, value in loaded:
         exact[parameter].copy_(value)
-    if loaded and not reset_optimizer and all(is_rounded(value, parameter.dtype) for parameter, value in loaded):
+    are_rounded = [torch.equal(value, value.to(parameter.dtype).to(value.dtype)) for parameter, value in loaded]
+    if loaded and not reset_optimizer and all(are_rounded):
         logger.warning(
             f"{filename} has no float32 parameters: training resumes from rounded ones, and its result differs "
             "slightly from that of an uninterrupted training"
         )
-
-
-def is_rounded(value: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether rounding to ``dtype`` changes nothing."""
-    return torch.equal(value, value.to(dtype).to(value.dtype))
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
@@ -230,10 +192,9 @@ def scaler_state(optimizer: Any) -> dict[str, Any]:
 
 def restore_loss_scale(optimizer: Any, saved: Any) -> None:
     """Restore the counters of the loss scale."""
-    saved = saved if isinstance(saved, dict) else {}
-    known = {name: saved[name] for name in scaler_state(optimizer) if type(saved.get(name)) is int}
-    if known:
-        vars(optimizer.scaler).update(known)
+    for name in scaler_state(optimizer):
+        if isinstance(saved, dict) and type(saved.get(name)) is int:
+            setattr(optimizer.scaler, name, saved[name])
 
 
 def save_every(seconds: float) -> None:
@@ -242,19 +203,18 @@ def save_every(seconds: float) -> None:
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
     Trainings in several processes save as fairseq does, because their processes would have to agree on the time.
     """
-    train: Any = import_module("fairseq_cli.train")
-    validate_and_save = train.validate_and_save
     saved = time.monotonic()
 
-    @wrap(train, "validate_and_save")
-    def validate_and_save_by_time(
-        cfg: Any, trainer: Any, task: Any, epoch_itr: Any, valid_subsets: list[str], end_of_epoch: bool
+    def validate_and_save(
+        validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any, end_of_epoch: bool
     ) -> Any:
         nonlocal saved
-        result = validate_and_save(cfg, trainer, task, epoch_itr, valid_subsets, end_of_epoch)
+        result = validate(cfg, trainer, task, epoch_itr, subsets, end_of_epoch)
         is_old = time.monotonic() - saved >= seconds and cfg.distributed_training.distributed_world_size == 1
         if is_old and not end_of_epoch:
             checkpoint_utils.save_checkpoint(cfg.checkpoint, trainer, epoch_itr, None)
         if is_old or end_of_epoch:
             saved = time.monotonic()
         return result
+
+    replace(import_module("fairseq_cli.train"), "validate_and_save", validate_and_save)

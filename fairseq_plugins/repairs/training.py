@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import os
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,7 +25,7 @@ from torch.multiprocessing.spawn import spawn
 from fairseq_plugins.common.output_layer import has_plain_softmax
 from fairseq_plugins.cpu.training import label_smoothed_nll_loss
 from fairseq_plugins.repairs.refusals import refuse
-from fairseq_plugins.repairs.wrapping import mentions, replaced, wrap
+from fairseq_plugins.repairs.wrapping import replaced, wrap
 
 SET_BY_TORCHRUN = ("MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE")
 
@@ -37,26 +35,22 @@ def processes_of_torchrun() -> int:
     return int(os.environ["WORLD_SIZE"]) if all(name in os.environ for name in SET_BY_TORCHRUN) else 1
 
 
-def follow_torchrun() -> None:
+@wrap(distributed_utils, "infer_init_method")
+def follow_torchrun(infer: Any, cfg: Any, force_distributed: bool = False) -> None:
     """Read torchrun's environment variables on every machine; fairseq reads them only on a machine with several GPUs.
 
     With one GPU per machine, each process of fairseq trains alone and overwrites the other processes' checkpoints.
     Users must set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` if they use several machines with ``--rdzv-backend c10d``.
-    No probe is needed: with several GPUs the result is the same as fairseq's.
     """
-    infer = distributed_utils.infer_init_method
-
-    @wrap(distributed_utils, "infer_init_method")
-    def infer_init_method(cfg: Any, force_distributed: bool = False) -> None:
-        decided = cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel
-        if decided or processes_of_torchrun() == 1:
-            infer(cfg, force_distributed)
-            return
-        cfg.distributed_init_method = meeting_place()
-        cfg.distributed_world_size = processes_of_torchrun()
-        cfg.distributed_rank = int(os.environ["RANK"])
-        cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
-        cfg.distributed_no_spawn = True
+    decided = cfg.distributed_init_method is not None or cfg.tpu or cfg.pipeline_model_parallel
+    if decided or processes_of_torchrun() == 1:
+        infer(cfg, force_distributed)
+        return
+    cfg.distributed_init_method = meeting_place()
+    cfg.distributed_world_size = processes_of_torchrun()
+    cfg.distributed_rank = int(os.environ["RANK"])
+    cfg.device_id = int(os.environ.get("LOCAL_RANK", cfg.distributed_rank)) % max(1, torch.cuda.device_count())
+    cfg.distributed_no_spawn = True
 
 
 def meeting_place() -> str:
@@ -79,151 +73,105 @@ def meeting_place() -> str:
     return "torchrun://"
 
 
-def join_processes_under_hydra() -> None:
+@wrap("train", "add_defaults")
+def join_processes_under_hydra(add: Any, cfg: Any) -> None:
     """Check the options of ``fairseq-hydra-train``, and join the processes of torchrun when training begins.
 
     This command counts processes before it imports the plugin, and has no parser that checks its options.  Without
-    GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.  The
-    repair does nothing if the process has already joined a process group.
+    GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.
     """
-    train: Any = sys.modules.get("fairseq_cli.train")
-    if train is None:
-        return
-    add = train.add_defaults
-
-    @wrap(train, "add_defaults")
-    def add_defaults(cfg: Any) -> None:
-        add(cfg)
-        refuse("train", cfg)
-        if processes_of_torchrun() > 1 and not torch.distributed.is_initialized():
-            distributed_utils.call_main(cfg, lambda _: None)
+    add(cfg)
+    refuse("train", cfg)
+    if processes_of_torchrun() > 1 and not torch.distributed.is_initialized():
+        distributed_utils.call_main(cfg, lambda _: None)
 
 
-def train_on_cpus() -> None:
+@wrap(distributed_utils, "call_main")
+def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
     """Start the processes of ``--distributed-world-size`` also without GPUs, and connect them by gloo.
 
-    fairseq starts processes only on GPUs.  No probe is needed: with GPUs, fairseq's own function is called.
+    fairseq starts processes only on GPUs.
     """
-    call = distributed_utils.call_main
-
-    @wrap(distributed_utils, "call_main")
-    def call_main(cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
-        training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
-        has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
-        if has_gpus or (training.distributed_world_size == 1 and not torchrun):
-            call(cfg, main, **kwargs)
-            return
-        if training.distributed_backend == "nccl":
-            training.distributed_backend = "gloo"
-        if training.distributed_no_spawn or torchrun or "SLURM_NTASKS" in os.environ:
-            call(cfg, main, **kwargs)
-            return
-        if training.distributed_init_method is not None:
-            raise ValueError(
-                "--distributed-init-method without GPUs needs --distributed-no-spawn and a --distributed-rank for each "
-                "process; leave it out to start all processes on this machine"
-            )
-        with socket.create_server(("localhost", 0)) as free:
-            training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
-        training.distributed_rank = None  # each process gets its own rank
-        arguments = (main, cfg, {**kwargs, "start_rank": 0})
-        spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
-
-
-def gather_on_cpus() -> None:
-    """Without GPUs, use gloo to gather logs that cannot be summed; fairseq gathers them through GPU memory.
-
-    The probe reads fairseq's code, because a call would need several processes.
-    """
-    gather = distributed_utils.all_gather_list
-    if not mentions(gather, "cuda"):
+    training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
+    has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
+    if has_gpus or (training.distributed_world_size == 1 and not torchrun):
+        call(cfg, main, **kwargs)
         return
-
-    @wrap(distributed_utils, "all_gather_list")
-    def all_gather_list(data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
-        if torch.cuda.is_available():
-            return gather(data, group, max_size)
-        group = distributed_utils.get_global_group() if group is None else group
-        found: list[Any] = [None] * distributed_utils.get_world_size(group)
-        torch.distributed.all_gather_object(found, data, group=group)
-        return found
-
-
-def wrap_models_on_cpus() -> None:
-    """Pass no GPU to DistributedDataParallel for a model on the CPU; fairseq passes one by default.
-
-    No probe is needed: models on GPUs are wrapped as before.
-    """
-    wrapper = distributed_fairseq_model.DistributedDataParallel
-
-    def make(module: nn.Module, **options: Any) -> nn.Module:
-        if next(module.parameters()).device.type == "cpu":
-            options |= {"device_ids": None, "output_device": None}
-        return wrapper(module, **options)
-
-    distributed_fairseq_model.DistributedDataParallel = make
+    if training.distributed_backend == "nccl":
+        training.distributed_backend = "gloo"
+    if training.distributed_no_spawn or torchrun or "SLURM_NTASKS" in os.environ:
+        call(cfg, main, **kwargs)
+        return
+    if training.distributed_init_method is not None:
+        raise ValueError(
+            "--distributed-init-method without GPUs needs --distributed-no-spawn and a --distributed-rank for each "
+            "process; leave it out to start all processes on this machine"
+        )
+    with socket.create_server(("localhost", 0)) as free:
+        training.distributed_init_method = f"tcp://localhost:{free.getsockname()[1]}"
+    training.distributed_rank = None  # each process gets its own rank
+    arguments = (main, cfg, {**kwargs, "start_rank": 0})
+    spawn(distributed_utils.distributed_main, arguments, training.distributed_world_size)
 
 
-def clip_gradients_on_their_device() -> None:
-    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and clipping then fails.
-
-    No probe is needed: gradients on a GPU, and gradients on a machine without GPUs, are clipped as before.
-    """
-    clip = utils.clip_grad_norm_
-
-    @wrap(utils, "clip_grad_norm_")
-    def clip_grad_norm_(params: Any, *args: Any, **kwargs: Any) -> Tensor:
-        params = [params] if isinstance(params, Tensor) else list(params)
-        is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
-        no_gpu = replaced(torch.cuda, "is_available", lambda: False)
-        with contextlib.nullcontext() if is_on_gpu else no_gpu:
-            return clip(params, *args, **kwargs)
+@wrap(distributed_utils, "all_gather_list")
+def gather_on_cpus(gather: Any, data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
+    """Without GPUs, use gloo to gather logs that cannot be summed; fairseq gathers them through GPU memory."""
+    if torch.cuda.is_available():
+        return list(gather(data, group, max_size))
+    group = distributed_utils.get_global_group() if group is None else group
+    found: list[Any] = [None] * distributed_utils.get_world_size(group)
+    torch.distributed.all_gather_object(found, data, group=group)
+    return found
 
 
-def flatten_on_gpus_only() -> None:
+@wrap(distributed_fairseq_model, "DistributedDataParallel")
+def wrap_models_on_cpus(wrapper: Any, module: nn.Module, **options: Any) -> Any:
+    """Pass no GPU to DistributedDataParallel for a model on the CPU; fairseq passes one by default."""
+    if next(module.parameters()).device.type == "cpu":
+        options |= {"device_ids": None, "output_device": None}
+    return wrapper(module, **options)
+
+
+@wrap(utils, "clip_grad_norm_")
+def clip_gradients_on_their_device(clip: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and clipping then fails."""
+    params = [params] if isinstance(params, Tensor) else list(params)
+    is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
+    no_gpu = replaced(torch.cuda, "is_available", lambda: False)
+    with contextlib.nullcontext() if is_on_gpu else no_gpu:
+        return clip(params, *args, **kwargs)
+
+
+@wrap(FP16Optimizer, "build_optimizer")
+def flatten_on_gpus_only(build: Any, cfg: Any, params: Any, **kwargs: Any) -> Any:
     """Set ``--fp16-no-flatten-grads`` on a CPU; fairseq's flat vector of gradients in half precision needs a GPU."""
-    if not mentions(FP16Optimizer.build_fp32_params, "current_device"):  # the probe: whether flattening needs a GPU
-        return
-    build: Any = FP16Optimizer.build_optimizer.__func__
-
-    @functools.wraps(build)
-    def build_optimizer(cls: Any, cfg: Any, params: Any, **kwargs: Any) -> Any:
-        if not any(each.is_cuda for each in params):
-            cfg.common.fp16_no_flatten_grads = True
-        return build(cls, cfg, params, **kwargs)
-
-    FP16Optimizer.build_optimizer = classmethod(build_optimizer)  # type: ignore[arg-type]
+    if not any(each.is_cuda for each in params):
+        cfg.common.fp16_no_flatten_grads = True
+    return build(cfg, params, **kwargs)
 
 
-def update_in_one_pass() -> None:
+@wrap(Adam, "step")
+def update_in_one_pass(step: Any, self: Any, closure: Any = None) -> Any:
     """Run the steps of ``--optimizer adam`` on a CPU with torch's fused kernel.
 
     fairseq reads all parameters and moments eleven times in each step.  The optimizer's state, its checkpoints and its
-    formula are unchanged, and results differ only by rounding.  No probe is needed, because the formula is unchanged.
+    formula are unchanged, and results differ only by rounding.
     """
-    step_by_operators = Adam.step
-
-    @wrap(Adam, "step")
-    def step(self: Any, closure: Any = None) -> Any:
-        trained = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
-        amsgrad = any(group["amsgrad"] for group in self.param_groups)
-        if closure is not None or amsgrad or not all(map(is_plain, trained)):
-            return step_by_operators(self, closure)
-        for group in self.param_groups:
-            update(self, group)
-        return None
+    trained = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
+    amsgrad = any(group["amsgrad"] for group in self.param_groups)
+    if closure is not None or amsgrad or not all(map(is_plain, trained)):
+        return step(self, closure)
+    for group in self.param_groups:
+        update(self, group)
+    return None
 
 
 def is_plain(parameter: Tensor) -> bool:
     """Return whether parameter and gradient are dense float32 tensors on a CPU with the same memory layout."""
-    grad: Any = parameter.grad
-    return all(
-        each.device.type == "cpu"
-        and each.dtype == torch.float32
-        and each.layout == torch.strided
-        and each.is_contiguous()
-        for each in (parameter, grad)
-    )
+    pair: Any = (parameter, parameter.grad)
+    plain = ("cpu", torch.float32, torch.strided)
+    return all((each.device.type, each.dtype, each.layout) == plain and each.is_contiguous() for each in pair)
 
 
 @torch.no_grad()
@@ -262,26 +210,23 @@ def update(optimizer: Adam, group: dict[str, Any]) -> None:
         )
 
 
-def smooth_in_one_pass() -> None:
+@wrap(LabelSmoothedCrossEntropyCriterion, "compute_loss")
+def smooth_in_one_pass(
+    compute: Any, self: Any, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
+) -> Any:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
     The system must provide cleared memory for these copies at each update.  The formula is unchanged, and results
-    differ only by rounding.  No probe is needed, because the formula is unchanged.
+    differ only by rounding.
     """
-    compute = LabelSmoothedCrossEntropyCriterion.compute_loss
-
-    @wrap(LabelSmoothedCrossEntropyCriterion, "compute_loss")
-    def compute_loss(
-        self: Any, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
-    ) -> tuple[Tensor, Tensor]:
-        own = getattr(model.get_normalized_probs, "__self__", None)  # the model in a wrapper for several processes
-        if (
-            reduce
-            and not self.ignore_prefix_size
-            and isinstance(own, FairseqEncoderDecoderModel)
-            and has_plain_softmax(own)
-            and net_output[0].device.type == "cpu"
-        ):
-            target = model.get_targets(sample, net_output)
-            return label_smoothed_nll_loss(net_output[0].flatten(0, -2), target.flatten(), self.eps, self.padding_idx)
-        return compute(self, model, net_output, sample, reduce)
+    own = getattr(model.get_normalized_probs, "__self__", None)  # the model in a wrapper for several processes
+    if (
+        reduce
+        and not self.ignore_prefix_size
+        and isinstance(own, FairseqEncoderDecoderModel)
+        and has_plain_softmax(own)
+        and net_output[0].device.type == "cpu"
+    ):
+        target = model.get_targets(sample, net_output)
+        return label_smoothed_nll_loss(net_output[0].flatten(0, -2), target.flatten(), self.eps, self.padding_idx)
+    return compute(self, model, net_output, sample, reduce)

@@ -12,14 +12,8 @@ from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, utils
-from fairseq.data import Dictionary
 from fairseq.file_io import PathManager
-from fairseq.models import (
-    ARCH_MODEL_REGISTRY,
-    MODEL_DATACLASS_REGISTRY,
-    MODEL_REGISTRY,
-    BaseFairseqModel,
-)
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_DATACLASS_REGISTRY, MODEL_REGISTRY, BaseFairseqModel
 from fairseq.modules.transformer_layer import TransformerEncoderLayerBase
 from fairseq.ngram_repeat_block import NGramRepeatBlock
 from fairseq.sequence_scorer import SequenceScorer
@@ -32,7 +26,7 @@ from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import architecture
 from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.resuming import sides_of_other_words
-from fairseq_plugins.repairs.wrapping import mentions, wrap
+from fairseq_plugins.repairs.wrapping import repair, wrap
 from fairseq_plugins.vocabulary.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
 # Initialisers that `Unfilled` skips.  The other functions of torch.nn.init call the two methods of Tensor.
@@ -53,64 +47,60 @@ class Unfilled(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def load_models() -> None:
+@wrap(checkpoint_utils, "load_model_ensemble_and_task")
+def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
     """Load models without embedding files or initialisation, name the file in errors, and refuse other dictionaries.
 
     - Pretrained embedding files are not read, because the checkpoint has the embeddings and the files may be gone.
     - Parameters of this plugin's models are not initialised, because a checkpoint has all of them; this saves 0.7 s for
       137 million parameters.  Random numbers drawn later, for example by ``--sampling``, therefore differ from plain
       fairseq's.
-    - Errors name the file whose sizes differ, or whose architecture is not registered.  fairseq's error is the probe.
+    - Errors name the file whose sizes differ, or whose architecture is not registered.
     - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
-
-    The other changes need no probe, because models without these faults are loaded as before.
     """
-    load = checkpoint_utils.load_model_ensemble_and_task
+    bound = inspect.signature(load).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path"))
-    signature = inspect.signature(load)
+    given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
+    ensemble, cfg = [], None
+    # Files are loaded one by one, so that each file is read once and errors name it.
+    for filename in given["filenames"]:
+        models, cfg, given["task"] = load_one(load, filename, given)
+        ensemble += models
+    return ensemble, cfg, given["task"]
 
-    def load_one(filename: str, given: dict[str, Any]) -> Any:
-        path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
-        state = given["state"]
-        if state is None and PathManager.exists(path):  # fairseq itself reports a missing file
-            state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
-        try:
-            with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
-                models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
-        except (KeyError, AssertionError):  # fairseq's error message for such a model itself raises a KeyError
-            name = architecture(state["cfg"].model)
-            if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
-                raise
-            raise ValueError(
-                f"{filename}: the architecture {name} is not registered; give the --user-dir of its training"
-            ) from None
-        except RuntimeError as error:
-            if "state_dict" not in str(error) or str(filename) in str(error):
-                raise
-            reason = " ".join(str(error).partition(":")[2].split())[:160]
-            raise ValueError(
-                f"{filename}: the vocabulary or the architecture differs from the checkpoint's ({reason}); give the "
-                "data folder (--data) of its training"
-            ) from None
-        if sides := sides_of_other_words(task, (state or {}).get("extra_state")):
-            raise ValueError(
-                f"{filename}: the checkpoint's {sides[0]} dictionary differs from that of the data; use data prepared "
-                "with the dictionaries of the checkpoint's training"
-            )
-        return models, cfg, task
 
-    @wrap(checkpoint_utils, "load_model_ensemble_and_task")
-    def load_model_ensemble_and_task(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        given = bound.arguments
-        given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
-        ensemble, cfg = [], None
-        # Files are loaded one by one, so that each file is read once and errors name it.
-        for filename in given["filenames"]:
-            models, cfg, given["task"] = load_one(filename, given)
-            ensemble += models
-        return ensemble, cfg, given["task"]
+def load_one(load: Any, filename: str, given: dict[str, Any]) -> Any:
+    """Return the models of a file, its configuration and its task, with errors that name the file."""
+    path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
+    state = given["state"]
+    if state is None and PathManager.exists(path):  # fairseq itself reports a missing file
+        state = checkpoint_utils.load_checkpoint_to_cpu(path, given["arg_overrides"])
+    try:
+        with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
+            models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
+    except (KeyError, AssertionError):  # fairseq's error message for such a model itself raises a KeyError
+        name = architecture(state["cfg"].model)
+        if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
+            raise
+        raise ValueError(
+            f"{filename}: the architecture {name} is not registered; give the --user-dir of its training"
+        ) from None
+    except RuntimeError as error:
+        if "state_dict" not in str(error) or str(filename) in str(error):
+            raise
+        reason = " ".join(str(error).partition(":")[2].split())[:160]
+        raise ValueError(
+            f"{filename}: the vocabulary or the architecture differs from the checkpoint's ({reason}); give the "
+            "data folder (--data) of its training"
+        ) from None
+    if sides := sides_of_other_words(task, (state or {}).get("extra_state")):
+        raise ValueError(
+            f"{filename}: the checkpoint's {sides[0]} dictionary differs from that of the data; use data prepared "
+            "with the dictionaries of the checkpoint's training"
+        )
+    return models, cfg, task
 
 
 def is_ours(state: dict[str, Any] | None) -> bool:
@@ -119,132 +109,87 @@ def is_ours(state: dict[str, Any] | None) -> bool:
     return issubclass(ARCH_MODEL_REGISTRY.get(name, MODEL_REGISTRY.get(name, object)), TranslationModel)
 
 
+@repair
 def use_no_fused_encoder_layer() -> None:
-    """Disable torch's fused encoder layer in fairseq 0.12.2; torch 2 rejects this version's calls.
-
-    The error is "Mask Type should be defined".  Newer fairseq versions do not use the layer.
-    """
-    if mentions(TransformerEncoderLayerBase.__init__, "can_use_fastpath"):
-        TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
+    """Disable torch's fused encoder layer in fairseq 0.12.2; torch 2 rejects this version's calls."""
+    TransformerEncoderLayerBase.can_use_fastpath = property(lambda _: False, lambda _, __: None)
 
 
-def takes_hard_alignments(replace: Callable[..., str]) -> bool:
-    """Probe: whether ``replace`` accepts the alignments that fairseq's generator returns."""
-    try:
-        return replace("<unk>", "word", [(0, 0)], {}, "<unk>") == "word"
-    except TypeError:
-        return False
+@wrap(BaseFairseqModel, "prepare_for_inference_")
+def report_attention(prepare: Any, self: Any, cfg: Any) -> None:
+    """Make models report attention for ``--replace-unk``, as they do for ``--print-alignment``."""
+    if getattr(cfg.generation, "replace_unk", None) is not None and not cfg.generation.print_alignment:
+        cfg = copy.deepcopy(cfg)
+        cfg.generation.print_alignment = "hard"
+    prepare(self, cfg)
 
 
-def replace_unknown_words_by_attention() -> None:
+@wrap(utils, "post_process_prediction")
+def replace_unknown_words_by_attention(post_process: Any, *args: Any, **kwargs: Any) -> Any:
     """Replace each unknown word by the source word with the most attention (``--replace-unk``).
 
     fairseq crashes at an unknown word, and ``fairseq-interactive`` does not keep the unknown words of the source.
     """
-    if takes_hard_alignments(utils.replace_unk):
-        return
-    prepare, post_process = BaseFairseqModel.prepare_for_inference_, utils.post_process_prediction
-
-    @wrap(BaseFairseqModel, "prepare_for_inference_")
-    def prepare_for_inference_(self: Any, cfg: Any) -> None:
-        align = getattr(cfg.generation, "print_alignment", None)
-        if getattr(cfg.generation, "replace_unk", None) is not None and not align:
-            cfg = copy.deepcopy(cfg)
-            cfg.generation.print_alignment = "hard"
-        prepare(self, cfg)
-
-    @wrap(utils, "post_process_prediction")
-    def post_process_prediction(
-        hypo_tokens: Tensor,
-        src_str: str,
-        alignment: Any,
-        align_dict: dict[str, str] | None,
-        tgt_dict: Dictionary,
-        remove_bpe: str | None = None,
-        extra_symbols_to_ignore: Any = None,
-    ) -> tuple[Tensor, str, Any]:
-        tokens, text, alignment = post_process(
-            hypo_tokens, src_str, alignment, None, tgt_dict, remove_bpe, extra_symbols_to_ignore
-        )
-        if align_dict is None:
-            return tokens, text, alignment
-        text = replace_unknown_words(tokens, text, alignment, src_str, align_dict, tgt_dict)
-        # fairseq would add the words to the dictionary, as if the model knew them.
-        return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
-
-    utils.load_align_dict = read_translations
+    given = inspect.signature(post_process).bind(*args, **kwargs).arguments
+    translations, tgt_dict = given["align_dict"], given["tgt_dict"]
+    tokens, text, alignment = post_process(**{**given, "align_dict": None})
+    if translations is None:
+        return tokens, text, alignment
+    text = replace_unknown_words(tokens, text, alignment, given["src_str"], translations, tgt_dict)
+    # fairseq would add the words to the dictionary, as if the model knew them.
+    return tgt_dict.encode_line(text, add_if_not_exist=False), text, alignment
 
 
-def blocks_in_a_buffer() -> bool:
-    """Probe: whether the tokens 5 6 5, in a longer buffer, block a second 6, which would repeat a bigram."""
-    block = NGramRepeatBlock(2, use_extension=False)
-    scores = block(torch.tensor([[5, 6, 5, 1, 1]]), torch.zeros(1, 8), bsz=1, beam_size=1, step=2)
-    return bool(scores[0, 6] == float("-inf"))
+@wrap(utils, "load_align_dict")
+def read_dictionary_of_unknown_words(_: Any, replace_unk: str | None) -> dict[str, str] | None:
+    return read_translations(replace_unk)
 
 
-def block_repeated_ngrams() -> None:
+@wrap(NGramRepeatBlock, "_no_repeat_ngram")
+def block_repeated_ngrams(
+    find: Any, self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int
+) -> Any:
     """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after them.
 
     Without its CUDA extension, fairseq reads the last words at the end of the generator's buffer, where there is only
     padding.
     """
-    if blocks_in_a_buffer():
-        return
-    find = NGramRepeatBlock._no_repeat_ngram
-
-    @wrap(NGramRepeatBlock, "_no_repeat_ngram")
-    def _no_repeat_ngram(self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int) -> Tensor:
-        blocked: Tensor = find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
-        return blocked
+    return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
 
-def build_generators() -> None:
-    """Check options of a search, and keep source words for ``--replace-unk``.
-
-    No probe is needed: other searches are built as before.
-    """
-    build = FairseqTask.build_generator
-    replaces = not takes_hard_alignments(utils.replace_unk)
-
-    @wrap(FairseqTask, "build_generator")
-    def build_generator(self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-        words = self.target_dictionary and {"words": len(self.target_dictionary)}
-        refuse("task.build_generator", getattr(self, "cfg", None), args, words)
-        generator = build(self, models, args, *more, **others)
-        # --score-reference builds a scorer, which does not translate.
-        if replaces and getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
-            keep_source_words(self, generator, getattr(getattr(self, "cfg", None), "attention_offset", 0))
-        return generator
+@wrap(FairseqTask, "build_generator")
+def build_generators(build: Any, self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
+    """Check options of a search, and keep source words for ``--replace-unk``."""
+    words = self.target_dictionary and {"words": len(self.target_dictionary)}
+    cfg = getattr(self, "cfg", None)
+    refuse("task.build_generator", cfg, args, words)
+    generator = build(self, models, args, *more, **others)
+    # --score-reference builds a scorer, which does not translate.
+    if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
+        keep_source_words(self, generator, getattr(cfg, "attention_offset", 0))
+    return generator
 
 
-def leave_blank_lines_blank() -> None:
+@wrap(TranslationTask, "inference_step")
+def leave_blank_lines_blank(
+    step: Any, self: Any, generator: Any, models: Any, sample: Any, prefix_tokens: Any = None, constraints: Any = None
+) -> Any:
     """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
 
     A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
-    are not words.  No probe is needed: fairseq's searches translate blank lines like other lines.
+    are not words.
     """
-    translate = TranslationTask.inference_step
-
-    @wrap(TranslationTask, "inference_step")
-    def inference_step(
-        self: Any,
-        generator: Any,
-        models: Any,
-        sample: dict[str, Any],
-        prefix_tokens: Tensor | None = None,
-        constraints: Tensor | None = None,
-    ) -> Any:
-        found = translate(self, generator, models, sample, prefix_tokens, constraints)
-        if prefix_tokens is None and not isinstance(generator, SequenceScorer):
-            pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
-            sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
-            blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end of the sentence
-            if constraints is not None:
-                blank &= constraints[:, 0].eq(0).cpu()  # the first entry is the number of constraints
-            for hypotheses in compress(found, blank.tolist()):
-                for hypothesis in hypotheses:
-                    remove_words(hypothesis, self.target_dictionary.eos())
-        return found
+    found = step(self, generator, models, sample, prefix_tokens, constraints)
+    if prefix_tokens is None and not isinstance(generator, SequenceScorer):
+        pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
+        sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
+        blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end of the sentence
+        if constraints is not None:
+            blank &= constraints[:, 0].eq(0).cpu()  # the first entry is the number of constraints
+        for hypotheses in compress(found, blank.tolist()):
+            for hypothesis in hypotheses:
+                remove_words(hypothesis, self.target_dictionary.eos())
+    return found
 
 
 def is_blank(words: list[str]) -> bool:

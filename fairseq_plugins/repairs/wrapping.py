@@ -1,4 +1,4 @@
-"""Helpers of the repairs: wrap a function, probe for a fault, find the module of a running command."""
+"""How repairs replace functions: register a repair, find the module of a running command."""
 
 from __future__ import annotations
 
@@ -6,48 +6,64 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
+REPAIRS: list[Callable[[], None]] = []
+
+
+def repair(function: Callable[[], None]) -> Callable[[], None]:
+    """Register a function that replaces something; `fairseq_plugins.install` calls it."""
+    REPAIRS.append(function)
+    return function
+
 
 def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
-    """Return a decorator that replaces ``owner.name`` by a function that wraps it."""
-
-    def replace(function: FunctionT) -> FunctionT:
-        setattr(owner, name, functools.wraps(getattr(owner, name))(function))
-        return function
-
-    return replace
-
-
-def programs(command: str, function: str) -> list[Any]:
-    """Return the loaded modules of a fairseq command, which may run as a script or as a module.
+    """Register a function that wraps ``owner.name``; its first argument is the original function.
 
     Args:
-        command: name of the command without ``fairseq-``.
-        function: a function that only this command's module has.
+        owner: a module or class, or the name of a command such as ``train``, whose loaded modules are repaired.
+        name: the function's name there.
     """
+
+    def register(function: FunctionT) -> FunctionT:
+        @repair
+        @functools.wraps(function)
+        def apply() -> None:
+            for each in programs(owner) if isinstance(owner, str) else [owner]:
+                replace(each, name, function)
+
+        return function
+
+    return register
+
+
+def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
+    """Replace ``owner.name`` by a function whose first argument is the original."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return function(original, *args, **kwargs)
+
+    setattr(owner, name, wrapper)
+
+
+def programs(command: str) -> list[Any]:
+    """Return the loaded modules of a fairseq command, which may run as a script or as a module."""
     modules = (sys.modules.get(name) for name in (f"fairseq_cli.{command}", "__main__"))
-    return [module for module in modules if hasattr(module, function)]
+    place = ("fairseq_cli", f"{command}.py")
+    return [each for each in modules if Path(getattr(each, "__file__", None) or "").parts[-2:] == place]
 
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replace ``owner.name`` within the context, and restore it afterwards."""
-    own = vars(owner)
-    before = {name: own[name]} if name in own else {}
+    before = getattr(owner, name)
     setattr(owner, name, value)
     try:
         yield
     finally:
-        if before:
-            setattr(owner, name, before[name])
-        else:
-            delattr(owner, name)
-
-
-def mentions(function: Any, name: str) -> bool:
-    """Return whether the code of a function contains a name or a string, for probes that cannot call the function."""
-    code = getattr(function, "__func__", function).__code__
-    return name in code.co_names or name in code.co_consts
+        setattr(owner, name, before)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -14,15 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fairseq import checkpoint_utils, utils
+from fairseq import utils
 from torch.distributed import TCPStore
 from torch.distributed.rendezvous import rendezvous
 
 from fairseq_plugins.repairs import training as repaired
 from tests import faults
-from tests.commands import ROOT, USER_DIR
+from tests.commands import ROOT
 from tests.conftest import ARCHITECTURES
-from tests.repairs import trainings
 from tests.repairs.trainings import fork
 
 # This user directory saves each rank's parameters whenever rank 0 saves a checkpoint.
@@ -183,33 +181,6 @@ def test_a_killed_rank_ends_the_other(killed: int, data: Path, tmp_path: Path) -
     assert re.search(r"RuntimeError: .*gloo", (tmp_path / "log").read_text())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "fairseq"])
-def test_a_killed_rank_ends_the_launcher(launcher: str, data: Path, user_dir: Path, tmp_path: Path) -> None:
-    words = [*options(data, "convs2s_tiny"), "--max-update", 100_000, "--user-dir", user_dir]
-    with launched(command(launcher, 3, words, tmp_path), tmp_path) as training:
-        wait_for(tmp_path / "checkpoint_last.pt")
-        children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        ranks = children[-3:]  # the process that tracks semaphores comes first, if any
-        os.kill(int(ranks[-1]), signal.SIGKILL)
-        assert training.wait(timeout=120) != 0
-        assert not any(Path(f"/proc/{rank}").exists() for rank in ranks)
-
-
-@pytest.mark.slow
-def test_torchrun_starts_a_killed_training_again(data: Path, tmp_path: Path) -> None:
-    torchrun = ["torch.distributed.run", "--standalone", "--max-restarts", 1, "--nproc-per-node", 2, "-m"]
-    words = [*options(data, "convs2s_tiny"), "--max-update", 30, "--user-dir", USER_DIR, "--save-dir", tmp_path]
-    with launched([*torchrun, "fairseq_cli.train", *words], tmp_path) as training:
-        wait_for(tmp_path / "checkpoint_last.pt")
-        children = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        os.kill(int(children[-1]), signal.SIGKILL)
-        assert training.wait(timeout=120) == 0, (tmp_path / "log").read_text()[-6000:]
-    assert "Loaded checkpoint" in (tmp_path / "log").read_text()
-    state = checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "checkpoint_last.pt"))
-    assert state["optimizer_history"][-1]["num_updates"] == 30
-
-
 def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun keeps the addresses of all starts, and counts starts differently on several machines."""
     kept = TCPStore("localhost", 0, is_master=True)
@@ -229,18 +200,6 @@ def test_each_start_of_torchrun_has_its_own_addresses(monkeypatch: pytest.Monkey
     monkeypatch.setenv("GROUP_WORLD_SIZE", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
     assert repaired.meeting_place() == "env://"
-
-
-def test_half_precision_trains_on_a_cpu(data: Path, tmp_path: Path) -> None:
-    """Losses after an epoch are nearly equal; checkpoints of ``--bf16`` contain the float32 parameters."""
-    losses, rounded = {}, {}
-    for option in ("--cpu", "--bf16", "--memory-efficient-bf16"):
-        state = trainings.train(data, tmp_path / option, option, "--max-epoch", 1, "--dropout", 0)
-        losses[option] = state["extra_state"]["val_loss"]
-        rounded[option] = all(torch.equal(each, each.bfloat16().to(each.dtype)) for each in state["model"].values())
-    assert losses["--bf16"] == pytest.approx(losses["--cpu"], rel=0.02)
-    assert losses["--memory-efficient-bf16"] == pytest.approx(losses["--cpu"], rel=0.02)
-    assert rounded == {"--cpu": False, "--bf16": False, "--memory-efficient-bf16": True}
 
 
 def test_gradients_are_clipped_on_a_cpu_despite_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

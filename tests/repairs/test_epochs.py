@@ -6,7 +6,6 @@ import inspect
 import itertools
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,6 @@ from fairseq.data.iterators import CountingIterator, EpochBatchIterator, Grouped
 from fairseq.tasks import FairseqTask
 
 from fairseq_plugins.repairs import epochs
-from tests import faults
-from tests.repairs.trainings import fork, train, updates, words
 
 BATCHES = [[2 * number, 2 * number + 1] for number in range(11)]
 
@@ -58,14 +55,6 @@ def batches(epoch: int, get: Any = FairseqTask.get_batch_iterator, **options: An
 def test_a_later_start_keeps_the_batches() -> None:
     own = inspect.unwrap(FairseqTask.get_batch_iterator)
     assert batches(3) == batches(1) == batches(1, own)
-
-
-def test_a_second_call_returns_the_same_iterator() -> None:
-    task, dataset = FairseqTask(None), Sentences()
-    made = task.get_batch_iterator(dataset, max_tokens=20, epoch=3)
-    made.epoch = 4
-    assert task.get_batch_iterator(dataset, max_tokens=20, epoch=3) is made
-    assert made.epoch == 4
 
 
 @pytest.mark.parametrize("option", ["disable_iterator_cache", "update_epoch_batch_itr"])
@@ -115,14 +104,6 @@ def test_a_batch_is_left_if_the_last_one_is_skipped() -> None:
         assert epochs.rows_passed(resumed, state) < len(resumed) - 1
 
 
-def test_the_next_epoch_is_whole() -> None:
-    state, _ = stopped(1, 5)
-    ranks = iterators(2)
-    rest(ranks, state)
-    assert {each.next_epoch_idx for each in ranks} == {2}
-    assert sorted(itertools.chain(*(batch for each in ranks for batch in each.next_epoch_itr()))) == list(range(22))
-
-
 @pytest.mark.parametrize(
     "other",
     [{"batches": [[each] for each in range(22)]}, {"batches": BATCHES[::-1]}, {"seed": 2}, {"grouped_shuffling": True}],
@@ -159,16 +140,6 @@ def test_another_update_freq_gets_the_remaining_batches() -> None:
         assert {len(each) for each in found[:-1]} <= {size}
         assert not batches.has_next()
         assert updates.n == len(updates)
-
-
-def test_two_processes_continue_for_one(data: Path, tmp_path: Path) -> None:
-    """Updates have one batch before the resume and six afterwards; the seventh batch is trained twice."""
-    before = train(data, tmp_path, "--max-update", 7)
-    batches = before["extra_state"]["train_iterator"]["batches"]
-    options = words(data, "--ddp-backend", "legacy_ddp", "--update-freq", 3, "--max-epoch", 1)
-    ended = [faults.finish(rank, tmp_path) for rank in fork(options, tmp_path)]
-    assert updates(ended[0]) == 7 + math.ceil((batches - 6) / 6)
-    assert ended[0]["extra_state"]["train_iterator"]["epoch"] == 2
 
 
 @pytest.mark.parametrize("multiple", [1, 8])

@@ -20,7 +20,6 @@ from fairseq_plugins.search.generator import FastBeamSearch
 from tests.commands import save_model
 from tests.conftest import enliven, random_model
 
-FCONV = {"encoder_layers": "[(16, 3)]", "decoder_layers": "[(16, 3)]"}
 LINES = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9"]
 
 
@@ -36,7 +35,7 @@ def load(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
     @functools.cache
     def checkpoint(architecture: str, old: bool) -> str:
         options = {"source_lang": "src", "target_lang": "tgt", "criterion": "cross_entropy", "task": "translation"}
-        args, model = random_model(architecture, task, **options, **(FCONV if architecture == "fconv" else {}))
+        args, model = random_model(architecture, task, **options)
         enliven(model)
         path = save_model(model, args, folder / f"{architecture}{old}.pt")
         if not old:
@@ -65,16 +64,6 @@ def test_the_fast_search_takes_any_checkpoint(load, old: bool) -> None:
     assert type(plain.task) is TranslationTask
     for beams, others in zip(generate(plain), generate(exact), strict=True):
         assert [hypo["tokens"].tolist() for hypo in beams] == [hypo["tokens"].tolist() for hypo in others]
-
-
-def test_it_translates_with_candidates(load, tmp_path: Path) -> None:
-    (tmp_path / "candidates.txt").write_text("".join(f"w{number} w{number + 1} 0.5\n" for number in range(10)))
-    (tmp_path / "frequent.txt").write_text("".join(f"w{number} 9\n" for number in range(15, 20)))
-    fast = load(task="translation_fast", candidates=str(tmp_path), frequent_candidates=5)
-    assert fast.task.build_generator(fast.models, fast.cfg.generation).candidates is not None
-    words = fast.translate("w1 w2 w3", beam=2, max_len_b=8).split()
-    assert words
-    assert set(words) <= {"w2", "w3", "w4", *(f"w{number}" for number in range(15, 20))}
 
 
 @pytest.mark.parametrize(
@@ -130,22 +119,15 @@ def test_alignments_are_those_of_a_model_that_was_prepared_for_them(load, archit
     assert len(soft[0][0]["alignment"]) == len(soft[0][0]["tokens"])
 
 
-def test_fconv_aligns_too(load) -> None:
-    """Modules without a switch for alignment still have none afterwards."""
-    hub = load("fconv")
-    switches = [hasattr(module, "need_attn") for module in hub.modules()]
-    assert generate(hub, print_alignment="hard")[0][0]["alignment"]
-    assert [hasattr(module, "need_attn") for module in hub.modules()] == switches
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"score_reference": True}, "score_reference does nothing in hub.generate"),
         ({"replace_unk": ""}, "replace_unk does nothing in hub.generate"),
         ({"retain_dropout": True}, "retain_dropout does nothing in hub.generate"),
-        ({"beam": 0}, "--beam must be a whole number and at least 1, got 0"),
-        ({"beam": 3.0}, "--beam must be a whole number and at least 1, got 3.0"),
+        ({"prefix_size": 1}, r"prefix_size does nothing in hub.generate, got 1; give inference_step_args=\{"),
+        ({"beam": 0}, "--beam must be a whole number of at least 1, got 0"),
+        ({"beam": 3.0}, "--beam must be a whole number of at least 1, got 3.0"),
         ({"cpu_dtype": "int8"}, "cpu_dtype is an option of a task: give it to from_pretrained"),
     ],
 )
@@ -178,14 +160,3 @@ def test_dropout_that_is_retained(load) -> None:
 def test_unregistered_names_are_refused(load, option: str) -> None:
     with pytest.raises(ValueError, match=f"^{option}='nowhere' is not registered"):
         load(**{option: "nowhere"})
-
-
-def test_score_is_refused(load) -> None:
-    with pytest.raises(ValueError, match="score_reference"):
-        load().score("w1 w2")
-
-
-def test_a_whole_task_is_left_to_fairseq() -> None:
-    cfg = OmegaConf.create({"task": {"_name": "translation", "data": "a"}})
-    hub.checkpoint_utils.overwrite_args_by_name(cfg, {"task": {"data": "b"}})
-    assert cfg.task == {"_name": "translation", "data": "b"}

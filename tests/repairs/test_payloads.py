@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
-import fairseq
 import pytest
 import torch
 from fairseq.data import FastaDataset
 from fairseq.data.audio.data_cfg import S2TDataConfig
 
-from tests.commands import ROOT, USER_DIR, run
+from tests.commands import USER_DIR, run
 from tests.repairs.payloads import Payload, code
 
 COMMON = ["--user-dir", USER_DIR, "--cpu"]
@@ -93,81 +91,6 @@ def test_fairseq_score_reads_text(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text(code(trace) + "\n")
     assert "BLEU4 = " in run("score", "--sys", tmp_path / "text", "--ref", tmp_path / "text").stdout
     assert not trace.exists()
-
-
-@pytest.fixture(scope="module")
-def unchecked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a fairseq that loads checkpoints with ``weights_only=False``, like its main branch."""
-    folder = tmp_path_factory.mktemp("unchecked")
-    installed = Path(fairseq.__file__).parent
-    shutil.copytree(installed, folder / "fairseq", copy_function=os.symlink, ignore=lambda *_: ["examples"])
-    for path in (folder / "fairseq").rglob("*.py"):
-        text = path.read_text(encoding="utf-8")
-        if "torch.load(" in text:
-            path.unlink()
-            path.write_text(
-                text.replace("torch.load(", "__import__('functools').partial(torch.load, weights_only=False)(")
-            )
-    return folder
-
-
-def test_a_fairseq_that_checks_nothing_loads_data(unchecked: Path, state, words: Path, tmp_path: Path) -> None:
-    torch.save(state, tmp_path / "model.pt")
-    done = run("generate", words, *COMMON, *COMMANDS["generate"], tmp_path / "model.pt", path=unchecked, fork=False)
-    assert "Generate test with beam=5: BLEU4" in done.stdout
-
-
-_EVERY_LOAD = """
-import os, pickle, sys
-from pathlib import Path
-import torch
-from fairseq import checkpoint_utils
-from fairseq.distributed import utils as distributed_utils
-from tests.repairs.payloads import Payload
-
-unchecked, folder = map(Path, sys.argv[1:3])
-trace, file = folder / "trace", folder / "evil.pt"
-assert Path(checkpoint_utils.__file__).is_relative_to(unchecked)
-if sys.argv[3:]:
-    import fairseq_plugins; fairseq_plugins.install()
-
-evil = {"args": None, "cfg": None, "extra_state": Payload(trace)}
-torch.save(evil, file)
-
-def receive():
-    return distributed_utils.broadcast_object(evil, src_rank=0, group=torch.distributed.group.WORLD)
-
-def outcome(load):
-    try:
-        load()
-    except Exception as error:
-        if isinstance(error, pickle.UnpicklingError) and not trace.exists():
-            return "refused"
-    ran = trace.exists()
-    trace.unlink(missing_ok=True)
-    return "ran" if ran else "neither"
-
-print(outcome(lambda: checkpoint_utils.load_checkpoint_to_cpu(str(file))))
-print(outcome(lambda: checkpoint_utils.load_ema_from_checkpoint(str(file))), flush=True)
-child = os.fork()
-rank = 0 if child else 1
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-if child:
-    receive()
-    os.waitpid(child, 0)
-else:
-    print(outcome(receive), flush=True)
-    os._exit(0)
-"""
-
-
-@pytest.mark.parametrize(("plugin", "outcome"), [(["plugin"], "refused"), ([], "ran")])
-def test_it_loads_no_code(plugin: list[str], outcome: str, unchecked: Path, tmp_path: Path) -> None:
-    """Payloads are in a checkpoint, in one read for its moving averages, and in rank 0's state for a resume."""
-    command = [sys.executable, "-W", "ignore", "-c", _EVERY_LOAD, str(unchecked), str(tmp_path), *plugin]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (unchecked, ROOT)))}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
-    assert done.stdout.split() == [outcome] * 3, done.stderr
 
 
 def test_file_names_are_no_commands(trace: Path, tmp_path: Path) -> None:

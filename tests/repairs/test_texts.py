@@ -98,12 +98,3 @@ def test_valid_dictionaries_are_read_as_before(tmp_path: Path) -> None:
     assert read.symbols[read.nspecial :] == ["w1", "\u2581 w", "w1"]
     with pytest.raises(FileNotFoundError, match="nowhere"):
         Dictionary.load(str(tmp_path / "nowhere"))
-
-
-@pytest.mark.parametrize("task", ["translation", "translation_fast"])
-def test_commands_name_the_dictionary(data: Path, task: str, tmp_path: Path) -> None:
-    shutil.copytree(data, tmp_path / "bin")
-    path = tmp_path / "bin" / "dict.tgt.txt"
-    path.write_bytes(b"word\n")
-    words = ["--user-dir", USER_DIR, "--arch", "convs2s_tiny", "--optimizer", "sgd", "--batch-size", 1, "--task", task]
-    assert f"ValueError: {path}: " in run("train", path.parent, *words, succeeds=False).stderr

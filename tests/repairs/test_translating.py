@@ -60,13 +60,6 @@ def test_a_loaded_model_draws_no_numbers(
             assert torch.equal(actual, expected), name
 
 
-def test_models_built_afterwards_draw_numbers(task: SimpleNamespace) -> None:
-    test_a_loaded_model_draws_no_numbers(task, "convs2s_tiny", {}, strict=True)
-    with Draws() as draws:
-        model = build("convs2s_tiny", task)
-    assert draws.numbers > sum(parameter.numel() for parameter in model.parameters()) / 2
-
-
 def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     """A padded buffer gives the same result as tokens without padding; fairseq's function looks at the padding."""
     block, tokens = NGramRepeatBlock(3, use_extension=False), torch.tensor([[2, 5, 6, 7, 5, 6], [2, 5, 6, 7, 6, 5]])
