@@ -1,4 +1,4 @@
-"""The cells of the papers' tables; a cell is a set of changes to its family's recipe, ``config/FAMILY.yaml``.
+"""The cells of the papers' tables; each cell is described by its changes to a family's recipe, ``config/FAMILY.yaml``.
 
 A cell that occurs in several tables is trained once.  In a cell, W stands for the width of the layers.
 """

@@ -247,7 +247,7 @@ def run(contestant: Contestant, output: Path, threads: int) -> Result:
 
 
 def compare(result: Result, other: Result) -> tuple[int, int]:
-    """Return the number of equal translations, and the number of ties among the translations that differ."""
+    """Return how many translations are equal, and how many of the others have equal scores."""
     pairs = [(ours, other.translations[number]) for number, ours in result.translations.items()]
     parted = [(ours, theirs) for ours, theirs in pairs if ours.words != theirs.words]
     return len(pairs) - len(parted), sum(ours.ties(theirs) for ours, theirs in parted)

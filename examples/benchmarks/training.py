@@ -8,7 +8,7 @@ random weights and the memory settings of a training.
 
 In each row, our model's loss without dropout is compared with a reference.  For convs2s, the reference is the loss of
 fconv with the same weights.  For the Weighted Transformer, the reference is a direct computation of the paper's
-equations.  For the model with LSTMs, the reference is the loss of decoding step by step.
+equations.  For the model with LSTMs, the reference is the loss that is computed by decoding one step at a time.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ A *row* is one hypothesis.  Between two steps, a beam search selects the previou
 finished sentences.  The selection is stored as an index until the next step, so that each row is copied only once.
 
 Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
-When sentences are dropped, other sentences may fill the gaps, with all their rows.  The contract is checked on the
+When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.  The contract is checked on the
 device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
 """
 
@@ -295,7 +295,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether rows stay in their sentences and, if no sentence is dropped, sentences keep their places."""
+        """Return whether rows stay in their sentences, and whether sentences keep their places if none is dropped."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -251,7 +251,7 @@ class StepProgram(Program):
         self._past_bias = ""
 
     def state(self, width: int) -> str:
-        """Add a state, (previous rows, width), with its rows in the order of the previous step; return its name."""
+        """Add a state of shape (previous rows, width), in the row order of the previous step; return its name."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
         name = self.input(f"state{len(self.states)}", np.float32, ["before", width])

@@ -189,7 +189,7 @@ class LSTMEncoder(SourceEncoder):
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the projected top states of all stacks as keys and as values, (B, S, f).
 
-        Sentences are first shifted so that all padding is on the right.  An index then reverses each sentence.  Packed
+        Sentences are first shifted so that all padding is on the right.  A gather then reverses each sentence.  Packed
         sequences are not used, because they would need the lengths on the host.
         """
         tokens = padding_mask.logical_not().to(torch.long)

@@ -10,7 +10,7 @@ reduce the six products to four (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
     m_3 = (x_3 - x_1) w_2
 
 If both outputs have similar magnitudes, rounding errors are two to four times as large as with six products.
-Otherwise, rounding errors are relative to the larger output, which makes the smaller output less accurate.
+Otherwise, rounding errors are proportional to the larger output, which makes the smaller output less accurate.
 
 T time steps, B sentences, C input width, O output width, w kernel width.  A pair of numbers ``padding`` says how many
 zeros precede and follow the input; their sum is w - 1.
@@ -51,7 +51,7 @@ def as_matrix(weight: Tensor) -> Tensor:
 def with_window_layout(weight: Tensor) -> Tensor:
     """Return the weight, (w, C, O), in the memory layout for which `as_matrix` returns a contiguous matrix.
 
-    Shape and values are unchanged.  The layout is part of the parameter's strides, so loading a checkpoint or updating
+    Shape and values are unchanged.  The layout is stored in the parameter's strides, so loading a checkpoint or updating
     the parameter preserves it.
     """
     return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)

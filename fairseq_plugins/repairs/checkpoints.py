@@ -130,7 +130,7 @@ def undamaged_beside(path: Path) -> str:
 
 @wrap(distributed_utils, "broadcast_object")
 def broadcast_plain_configuration(broadcast: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which ranks can load."""
+    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which they can load."""
     if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
         obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
     return broadcast(obj, *args, **kwargs)
@@ -198,7 +198,7 @@ def check(state: Any) -> None:
     check_values(state)
     versions = getattr(state["model"], "_metadata", None) or {}
     if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
-        raise ValueError("its model has malformed versions of its modules (_metadata)")
+        raise ValueError("the version numbers of its model's modules (_metadata) are malformed")
     if found := reference_in({name: state.get(name) for name in ("cfg", "args")}):
         raise ValueError(found)
 

@@ -74,7 +74,7 @@ def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: 
 
 
 def print_option_errors_without_traceback() -> None:
-    """Print a ValueError that begins with an option as one line, as argparse does."""
+    """Print the message of a ValueError on one line, like argparse, if the message begins with an option."""
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
         return

@@ -124,7 +124,7 @@ def record_origin(save: Any, self: Any, filename: str, extra_state: dict[str, An
 def compare_checkpoints(
     load: Any, self: Any, filename: str, reset_optimizer: bool = False, *args: Any, **kwargs: Any
 ) -> Any:
-    """Refuse a checkpoint of another model, vocabulary or training, one without optimizer state, and a missing one.
+    """Refuse a checkpoint that is missing, lacks optimizer state, or belongs to another model, vocabulary or training.
 
     With a missing ``--restore-file``, fairseq would start with random parameters.  Without optimizer state, it would
     continue the old epoch with a new optimizer.

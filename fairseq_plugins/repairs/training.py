@@ -116,7 +116,7 @@ def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any)
 
 @wrap(distributed_utils, "all_gather_list")
 def gather_on_cpus(gather: Any, data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
-    """Without GPUs, use gloo to gather logs that cannot be summed; fairseq gathers them through GPU memory."""
+    """Without GPUs, gather logs that cannot be summed with gloo; fairseq itself gathers them through GPU memory."""
     if torch.cuda.is_available():
         return list(gather(data, group, max_size))
     group = distributed_utils.get_global_group() if group is None else group
@@ -135,7 +135,7 @@ def wrap_models_on_cpus(wrapper: Any, module: nn.Module, **options: Any) -> Any:
 
 @wrap(utils, "clip_grad_norm_")
 def clip_gradients_on_their_device(clip: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-    """Keep the norm of the gradients on the CPU with ``--cpu``; fairseq moves it to a GPU, and clipping then fails."""
+    """With ``--cpu``, keep the norm of the gradients on the CPU; fairseq moves it to a GPU, and clipping fails."""
     params = [params] if isinstance(params, Tensor) else list(params)
     is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
     no_gpu = replaced(torch.cuda, "is_available", lambda: False)

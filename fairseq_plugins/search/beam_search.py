@@ -124,7 +124,7 @@ class BeamState:
         """Return scores, words and previous rows of the best 2k continuations of each sentence, (B, 2k) each."""
         sentences, size = len(self.sentences), best.size(1)
         scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
-        # If a prefix includes the end, all hypotheses of the sentence are copies of the first one, as in fairseq.
+        # If a prefix contains the end symbol, all hypotheses of its sentence are copies of the first, as in fairseq.
         last = self.rules.last_steps.index_select(0, self.sentences)
         copies = (forced.eq(self.rules.eos) & self.position.ne(last)).unsqueeze(1)
         scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)

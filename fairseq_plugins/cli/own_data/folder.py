@@ -243,7 +243,7 @@ def is_complete(path: Path, checkpoint: Path) -> bool:
 
 
 def read_held_out(folder: Folder, results: Path, part: str) -> HeldOut:
-    """Read the output of fairseq-generate, and the text of the part before preprocessing.
+    """Read fairseq-generate's output for a held-out part, and the part's text without preprocessing.
 
     Raises:
         ValueError: a file is unreadable, or the numbers of lines differ.

@@ -48,7 +48,7 @@ BLOCK = 10_000  # lines per call of sentencepiece
 
 
 def refuse_foreign_files(folder: Folder, model: Path) -> None:
-    """Refuse to overwrite files in a folder that own-data did not create.
+    """Refuse to overwrite files that own-data did not create.
 
     Raises:
         ValueError: such a file exists.
