@@ -4,8 +4,8 @@ tune-length ranks the hypotheses by (log p(y|x) + W (|y| - 1)) / |y|^A for each 
 decoding again.  W is in nats (Gehring et al. 2016, section 4.4; --word-penalty of translation_fast).  If own-data's
 folder OUT is given, tune-length first translates the validation part to OUT/ARCH/nbest, unless a current translation
 exists there.  If files with n-best lists are given, they must have been generated without a word penalty, and with
---nbest equal to --beam.  After tuning, decode again with the best
-penalty, because the search may then find hypotheses that the n-best lists do not contain.
+--nbest equal to --beam.  After tuning, decode again with the best penalty, because the search may then find
+hypotheses that the n-best lists do not contain.
 """
 
 from __future__ import annotations

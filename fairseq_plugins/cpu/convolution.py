@@ -51,8 +51,8 @@ def as_matrix(weight: Tensor) -> Tensor:
 def with_window_layout(weight: Tensor) -> Tensor:
     """Return the weight, (w, C, O), in the memory layout for which `as_matrix` returns a contiguous matrix.
 
-    Shape and values are unchanged.  The layout is stored in the parameter's strides, so loading a checkpoint or updating
-    the parameter preserves it.
+    Shape and values are unchanged.  The layout is stored in the parameter's strides, so loading a checkpoint or
+    updating the parameter preserves it.
     """
     return weight.permute(2, 0, 1).contiguous().permute(1, 2, 0)
 

@@ -260,8 +260,8 @@ class FastBeamSearch(SequenceGenerator):
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))
         if len(words) < min(needed, len(self.candidates.always)):
             raise ValueError(
-                f"--candidates: a batch has {len(words)} candidate words, but a beam of {self.beam_size} needs {needed}; "
-                "raise --frequent-candidates"
+                f"--candidates: a batch has {len(words)} candidate words, but a beam of {self.beam_size} "
+                f"needs {needed}; raise --frequent-candidates"
             )
         return words
 
