@@ -7,7 +7,8 @@ finished sentences.  The selection is stored as an index until the next step, so
 
 Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
 When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.
-The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error at a later call.
+The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error
+at a later call.
 """
 
 from __future__ import annotations
