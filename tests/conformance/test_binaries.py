@@ -102,11 +102,6 @@ def test_generation(translate, data: Path, trained: tuple[str, Path], mode: str)
             assert len(bigrams) == len(set(bigrams))
 
 
-def test_incompatible_options_are_refused(translate, trained: tuple[str, Path]) -> None:
-    with pytest.raises(ValueError, match="--diverse-beam-groups"):
-        translate(trained[1], "--diverse-beam-groups", 4, "--match-source-len")
-
-
 def test_sentences_longer_than_the_positions(train, architecture: str, tmp_path: Path) -> None:
     """The error names the option that skips long sentences; training succeeds with this option (test_max_positions)."""
     words = [*QUARTERS, "--max-target-positions", 5]
