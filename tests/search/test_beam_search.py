@@ -18,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.cpu.packing import PackedWeightCache
 from fairseq_plugins.search import generator
-from fairseq_plugins.search.beam_search import TokenRules
+from fairseq_plugins.search.beam_search import TokenRules, best_words
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import copy_tensors_, tensors_of
+from tests import searches
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
 from tests.search.fairseq_models import fairseq_model
@@ -272,3 +273,26 @@ def test_alignment_of_the_fast_search(model: Model, dictionary, sentences, align
     for beam in chain(*actual, *expected):
         beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
     assert_same(actual, expected, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+@pytest.mark.parametrize("size", [11, 64, 640, 1280, 1281, 1343, 1344, 5000])
+def test_equals_topk(count: int, size: int) -> None:
+    """Sizes have a remainder or none; the best words are in one block, in the remainder, or have minus infinity."""
+    torch.manual_seed(size)
+    scores = torch.randn(7, size)
+    scores[1, -10:] += 10
+    scores[2, :10] += 10
+    scores[3] = scores[3].sort()[0]
+    scores[4, 1:] = -torch.inf
+    scores[5] -= 100
+    best, words = best_words(scores, count)
+    assert torch.equal(best, scores.topk(count)[0])
+    assert torch.equal(best, scores.gather(1, words))
+    assert all(len(set(row)) == count for row in words.tolist())
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_searches(first: int) -> None:
+    found = [searches.check(number) for number in range(first, first + 20)]
+    assert any(by_program for by_program, _ in found)

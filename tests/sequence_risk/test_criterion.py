@@ -215,25 +215,6 @@ def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) 
     assert SequenceRisk.logging_outputs_can_be_summed()
 
 
-def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """DataParallel, for example, moves the first argument and requires at least one argument."""
-
-    class Wrapper(torch.nn.Module):
-        def __init__(self, module: torch.nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, first: Any, *others: Any) -> Any:
-            return self.module(first, *others)
-
-        def __getattr__(self, name: str) -> Any:
-            return super().__getattr__("module") if name == "module" else getattr(super().__getattr__("module"), name)
-
-    model = build("convs2s_tiny")
-    found = criterion(dictionary, risk_hypotheses=3)
-    assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
-
-
 def test_too_many_hypotheses_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
     """The message keeps torch's words, because fairseq skips a batch that causes such a message on a GPU."""
 

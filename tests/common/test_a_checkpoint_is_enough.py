@@ -61,15 +61,6 @@ def test_from_pretrained_translates_as_before(data: Path, trained: Path, request
         from_python(data, checkpoint, frequent_candidates=20)
 
 
-def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "attention.png"
-    words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
-    cli.main([str(word) for word in words])
-    assert picture.stat().st_size
-    with pytest.raises(SystemExit, match="layer 99"):
-        cli.main([*(str(word) for word in words), "--layers", "99"])
-
-
 def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: Path) -> None:
     """Other dictionaries of the same size are refused, also for the second model of an ensemble."""
     shuffled = shutil.copytree(data, tmp_path / "shuffled")
