@@ -21,31 +21,6 @@ def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return runpy.run_path(str(FOLDER / "draw.py"))["draw"]
 
 
-def gated(times: int, kernel: int, inputs: int, outputs: int) -> list[str]:
-    return [f"kernel {kernel}, {inputs} → 2 · {outputs}, gate → {outputs}", f"{times} ×"]
-
-
-def branch(number: str, dim: int, inner: int, head: int) -> list[str]:
-    names = f"κ{number} Wᴼ{number}", f"α{number} FFN{number}(x + h̄{number})"
-    return [names[0], f"{head} → {dim}", names[1], f"{dim} → {inner} → {dim}"]
-
-
-@pytest.mark.parametrize(
-    ("architecture", "labels"),
-    [
-        ("convs2s_iwslt_de_en", [*gated(4, 3, 256, 256), *gated(3, 3, 256, 256), "query 256 → 256, out 256 → 256"]),
-        ("convs2s_wmt_en_de", [*gated(10, 3, 512, 512), *gated(1, 1, 768, 2048), "query 2048 → 512, out 512 → 2048"]),
-        ("weighted_transformer_iwslt_de_en", ["6 ×", "4 heads of 128", *branch("₄", 512, 256, 128)]),
-        ("conv_encoder_wmt_en_fr", ["CNN-a, 20 ×", "CNN-c, 5 ×", "512 → 512"]),
-    ],
-)
-def test_labels_are_the_sizes_of_the_papers(draw: Callable[[str], Any], architecture: str, labels: list[str]) -> None:
-    paper, width, height = draw(architecture)
-    assert set(labels) <= set(paper.labels)
-    assert 8 < width < 9
-    assert 5 < height < 15
-
-
 @pytest.mark.parametrize("family", PICTURES)
 def test_pictures_of_the_pages_are_up_to_date(draw: Callable[[str], Any], family: str) -> None:
     """matplotlib draws letters as outlines, and writes the words into comments."""

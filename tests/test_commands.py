@@ -15,7 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
-from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run, train
+from tests.commands import QUIET, ROOT, USER_DIR, run, train
 
 # Validation by BLEU translates during training; the learning-rate schedule is the plugin's.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -29,24 +29,6 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained")
     train(data, folder, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4)
     return folder
-
-
-@pytest.fixture(scope="module")
-def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
-    checkpoint = trained / "checkpoint_best.pt"
-    result = run("generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--beam", 3, "--nbest", 3)
-    return hypotheses(result.stdout)
-
-
-def test_interactive_translates_like_generate(data: Path, trained: Path, generated: dict) -> None:
-    sources = (data.parent / "test.src").read_text()
-    odd = "\nnever seen words\n"  # a blank line, and a line of unknown words
-    options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
-    result = run("interactive", data, *options, "--buffer-size", 18, stdin=sources + odd)
-    found = hypotheses(result.stdout)
-    assert sorted(found) == list(range(18))
-    for number, beams in generated.items():
-        assert [text for _, text in found[number]] == [text for _, text in beams]
 
 
 def test_validate(data: Path, trained: Path) -> None:

@@ -20,7 +20,6 @@ from fairseq_plugins.cli import score
 from fairseq_plugins.cli.figure import fonts_for
 from fairseq_plugins.cli.lexicon import find_aligner
 from fairseq_plugins.cli.own_data import results
-from fairseq_plugins.convs2s.model import ConvS2SModel
 from tests.cli.test_own_data import TINY, own
 from tests.commands import ROOT, USER_DIR
 
@@ -230,21 +229,6 @@ def test_fairseq_interactive_prints_only_translations(made: SimpleNamespace) -> 
         assert chatter not in printed
     assert "Type the input sentence and press return" in printed
     assert re.findall(r"^D-(\d)\t\S+\t(.*)$", result.stdout, re.MULTILINE)[1] == ("1", "")
-
-
-def test_from_python(made: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    """Translation from Python logs nothing at a call, and translates blank lines to blank lines."""
-    options = {"bpe": "sentencepiece", "sentencepiece_model": str(made.out / "subwords.model")}
-    hub = ConvS2SModel.from_pretrained(
-        str(made.model), "checkpoint_best.pt", data_name_or_path=str(made.out / "data-bin"), **options
-    )
-    caplog.clear()
-    with caplog.at_level("INFO"):
-        blank, *others, spaces = hub.translate(["", "A dog.", "A horse.", " \t\u3000 "])
-    assert (blank, spaces) == ("", "")
-    assert all(others)
-    assert hub.translate("") == ""
-    assert [record for record in caplog.records if record.name.startswith("fairseq")] == []
 
 
 def test_sacrebleus_tokenizer_by_language(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -156,28 +156,15 @@ def test_very_unlikely_targets() -> None:
     assert loss.isfinite()
 
 
-def criterion(**options) -> LabelSmoothedCrossEntropyCriterion:
-    made = LabelSmoothedCrossEntropyCriterion.__new__(LabelSmoothedCrossEntropyCriterion)
-    torch.nn.Module.__init__(made)
-    settings = {
-        "sentence_avg": False,
-        "eps": 0.1,
-        "ignore_prefix_size": 0,
-        "report_accuracy": True,
-        "padding_idx": PADDING,
-    }
-    vars(made).update(settings, **options)
-    return made
-
-
 @pytest.mark.parametrize("options", [{}, {"ignore_prefix_size": 1}])
 @pytest.mark.parametrize("reduce", [True, False])
-def test_in_a_criterion(build, sentences, architecture: str, options, reduce: bool, monkeypatch) -> None:
+def test_in_a_criterion(build, task, sentences, architecture: str, options, reduce: bool, monkeypatch) -> None:
     """Losses, logs and gradients equal those of fairseq's original criterion."""
     model = build(architecture, dropout=0.0).train()
     target = sentences([4, 2])
     inputs = {"src_tokens": sentences([5, 3]), "src_lengths": torch.tensor([5, 3]), "prev_output_tokens": target}
     sample = {"net_input": inputs, "target": target, "ntokens": 6}
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1, report_accuracy=True, **options)
     results = []
     for compute in (
         LabelSmoothedCrossEntropyCriterion.compute_loss,
@@ -186,13 +173,13 @@ def test_in_a_criterion(build, sentences, architecture: str, options, reduce: bo
         monkeypatch.setattr(LabelSmoothedCrossEntropyCriterion, "compute_loss", compute)
         twin = copy.deepcopy(model)
         torch.manual_seed(1)
-        loss, size, log = criterion(**options)(twin, sample, reduce)
+        loss, size, log = criterion(twin, sample, reduce)
         loss.sum().backward()
         results.append([loss.detach(), size, log, {name: each.grad for name, each in twin.named_parameters()}])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
 
 
-def test_another_softmax_stays(build, sentences, architecture: str) -> None:
+def test_another_softmax_stays(build, task, sentences, architecture: str) -> None:
     """The loss of a model with its own probability function uses these probabilities."""
     model = build(architecture)
     decoder = model.decoder
@@ -204,9 +191,10 @@ def test_another_softmax_stays(build, sentences, architecture: str) -> None:
     target = sentences([4, 2])
     sample = {"target": target}
     output = model(sentences([5, 3]), None, target)
-    before, _ = criterion().compute_loss(model, output, sample)
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    before, _ = criterion.compute_loss(model, output, sample)
     decoder.__class__ = Sharper
-    after, _ = criterion().compute_loss(model, output, sample)
-    expected, _ = inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss)(criterion(), model, output, sample)
+    after, _ = criterion.compute_loss(model, output, sample)
+    expected, _ = inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss)(criterion, model, output, sample)
     assert float(after) == float(expected)
     assert float(after) != float(before)

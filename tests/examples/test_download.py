@@ -22,12 +22,6 @@ def served(server: Server) -> None:
     server.files["/file.bin"] = CONTENT
 
 
-def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
-    server.sizes = False
-    with pytest.raises(OSError, match="IncompleteRead"):
-        download(url(server), tmp_path / "file.bin", SHA256)
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_download_resumes_where_it_stopped(server: Server, tmp_path: Path, ranges: bool) -> None:
     path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges
@@ -53,12 +47,6 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
     nobody = "http://127.0.0.1:1/file.bin"
     with pytest.raises(OSError, match=f"{nobody} to .*refused"):
         download(nobody, tmp_path / "nothing")
-
-
-def test_a_file_that_may_have_changed_is_not_continued(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
-    download(url(server), tmp_path / "file.bin")
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
 
 
 def test_concurrent_downloads_of_a_file_are_refused(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import tarfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import corpus
 import pytest
 from corpus import Corpus, prepare
-from downloads import File, fetch, text
+from downloads import fetch, text
 from experiments import CORPORA
 
 from tests.commands import ROOT, script
@@ -28,15 +27,6 @@ def call(*words: object) -> str:
 @pytest.fixture
 def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
-
-
-def test_a_miniature_is_not_accepted_as_the_corpus(tmp_path: Path) -> None:
-    """Neither has subwords, so only the settings distinguish a miniature from the corpus."""
-    own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CORPORA, "gigaword", own)
-        assert "prepare: error" not in call("gigaword", tmp_path / "out", "--smoke")
-        assert "has other text or other settings" in call("gigaword", tmp_path / "out")
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -59,23 +49,6 @@ def small(server: Server, **options: object) -> Corpus:
     train = text("in/train.{}", ("en", "de"), url(server, "train.tgz"))
     tests = (text("test.{}", ("en", "de"), url(server, "test.{}")),)
     return Corpus("en", "de", train=train, tests=tests, tokenise={}, merges=20, valid_every=10, **options)  # type: ignore[arg-type]
-
-
-def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
-    """Archives such as wmt15/test.tgz and wmt13/test.tgz share a name, also after one of them has been unpacked."""
-    texts = {}
-    for folder in ("wmt13", "wmt15"):
-        server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
-        texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
-    corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
-    for missing in ("wmt13.en", "wmt15.en"):
-        fetch([*corpus.files()], tmp_path, [*corpus.files()])
-        assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
-        assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
-        (tmp_path / missing).unlink()
-    asked = len(server.asked)
-    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # names do not change if one archive is not needed
-    assert len(server.asked) == asked
 
 
 def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
@@ -167,36 +140,6 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_binarising")
-def test_files_of_finished_steps_may_be_missing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only files that are still needed must exist, and a mistyped folder does not start a download."""
-    (tmp_path / "orig").mkdir()
-    prepare(small(server), tmp_path, tmp_path / "orig")
-    (tmp_path / "orig").rename(tmp_path / "moved")
-    asked = len(server.asked)
-    prepare(small(server), tmp_path, tmp_path / "orig", words=True)
-    (tmp_path / "data-bin").rmdir()
-    (tmp_path / "test.reference").unlink()
-    monkeypatch.setitem(CORPORA, "gigaword", small(server))
-    words = ["gigaword", tmp_path, "--orig", tmp_path / "orig"]
-    assert f"--orig: {tmp_path / 'orig'} is not a folder" in call(*words)
-    assert len(server.asked) == asked
-    assert "prepare: error" not in call(*words, "--words")
-    prepare(small(server), tmp_path, tmp_path / "orig")
-    assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
-
-
-@pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
-    """The published name may end in .gz, too; if both files exist, the named file is used."""
-    for each in there.split():
-        (tmp_path / each).touch()
-    assert File(name).place(tmp_path).name == place.format(name)
-
-
-@pytest.mark.usefixtures("no_binarising")
 def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     """As in fairseq's script, test parts have straight apostrophes, but references keep theirs."""
     for name in ("train.tags.en", "train.tags.de"):
@@ -247,14 +190,6 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
 
 
-@pytest.mark.usefixtures("no_binarising")
-def test_sides_of_a_test_part_have_equally_many_lines(server: Server, tmp_path: Path) -> None:
-    described = small(server)
-    server.files["/test.de"] += b"one more\n"
-    with pytest.raises(ValueError, match=r"test\.de"):
-        prepare(described, tmp_path, tmp_path / "orig")
-
-
 def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
     for name in ("code", "data-bin", "train.en", "valid.de", "test.reference", "tmp"):
         out = tmp_path / name
@@ -267,17 +202,3 @@ def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
 def test_the_error_names_files_that_must_be_downloaded_by_hand(tmp_path: Path) -> None:
     assert "/orig/sumdata/train/train.article.txt is missing. It is under a licence" in call("gigaword", tmp_path)
     assert "/mistyped is not a folder" in call("iwslt14_de_en", tmp_path / "out", "--orig", tmp_path / "mistyped")
-
-
-@pytest.mark.parametrize("name", sorted(CORPORA))
-def test_every_download_has_a_valid_description(name: str) -> None:
-    """Each address has one checksum in the right form; all paths are relative."""
-    sums: dict[str, set[str | None]] = {}
-    for file in CORPORA[name].files():
-        assert not file.path.startswith(("/", ".."))
-        if file.url is not None:
-            sums.setdefault(file.url, set()).add(file.checksum)
-            if file.checksum is not None:
-                algorithm, _, digits = file.checksum.partition(":")
-                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
-    assert all(len(found) == 1 for found in sums.values())

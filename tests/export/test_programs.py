@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -198,14 +197,6 @@ def test_sums_of_int8_do_not_overflow(
         scores.append(torch.tensor([score for ((_, score), *_) in found]))  # score of the best word
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.05)
     assert torch.equal(scores[1], scores[2])
-
-
-def test_the_tested_product_has_unsigned_and_signed_bytes() -> None:
-    kinds = (("a", onnx.TensorProto.UINT8), ("b", onnx.TensorProto.INT8), ("c", onnx.TensorProto.INT32))
-    a, b, c = (onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMulInteger", ["a", "b"], ["c"])], "g", [a, b], [c])
-    opsets = [onnx.helper.make_opsetid("", 10)]
-    assert onnx.load_from_string(translate.PRODUCT) == onnx.helper.make_model(graph, opset_imports=opsets, ir_version=5)
 
 
 @with_vnni
