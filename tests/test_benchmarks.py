@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +79,3 @@ def test_newstest(tmp_path: Path) -> None:
     for row in rows:
         assert (row["beam"], row["sentences"], row["tokens"]) == (2, len(lengths), rows[0]["tokens"])
         assert 0.01 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
-
-
-def test_figures_compare_existing_contestants() -> None:
-    """Each contestant is a row of the script that measures it, if the CPU has its precision and CTranslate2 exists."""
-    script = runpy.run_path(str(BENCHMARKS / "figures.py"))
-    sources = {name: (BENCHMARKS / options[0]).read_text() for name, options in script["RUNS"].items()}
-    for measured, *contestants in script["comparisons"]():
-        for contestant in contestants:
-            name = re.sub(r", (translation_fast|exported|fairseq|float32|bfloat16|int8|beam \d)\b.*$", "", contestant)
-            assert f'"{name}' in sources[measured] or f"{name}," in sources[measured], contestant

@@ -1,12 +1,15 @@
-"""The scripts of the examples: usage, quickstart, captions, catalogues, variances, and recorded settings."""
+"""The scripts of the examples: usage, quickstart, captions, catalogues, variances, and pictures."""
 
 from __future__ import annotations
 
 import csv
 import gzip
 import os
+import runpy
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fairseq.data import Dictionary, indexed_dataset
@@ -172,3 +175,28 @@ def test_variances(measured: Variances) -> None:
 def test_variance_is_lost_without_a_factor(measured: Variances, stack: str, variant: str, lost: float) -> None:
     for values in zip(*measured[stack, variant], strict=True):
         assert spread(list(values)) > lost
+
+
+FOLDER = ROOT / "examples" / "architectures"
+PICTURES = ["convs2s", "weighted_transformer", "conv_encoder"]
+
+
+@pytest.fixture
+def draw(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    monkeypatch.syspath_prepend(FOLDER)
+    return runpy.run_path(str(FOLDER / "draw.py"))["draw"]
+
+
+@pytest.mark.parametrize("family", PICTURES)
+def test_pictures_of_the_pages_are_up_to_date(draw: Callable[[str], Any], family: str) -> None:
+    """matplotlib draws letters as outlines, and writes the words into comments."""
+    picture = (ROOT / "docs" / f"{family}_architecture.svg").read_text("utf-8")
+    paper, *_ = draw(f"{family}_iwslt_de_en")
+    assert [label for label in paper.labels if f"<!-- {label} -->" not in picture] == []
+    assert picture.count("<!-- ") == len(paper.labels)
+
+
+def test_the_script_writes_a_picture(tmp_path: Path) -> None:
+    result = script(FOLDER / "draw.py", "conv_encoder_tiny", tmp_path / "picture.png")
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")

@@ -135,7 +135,7 @@ ELSEWHERE = {
     "make demo       #": "the quickstart, above",
     "pip install": "tests/test_installation.py, from a wheel; for Python 3.10 the Makefile",
     "python docs/repairs.py": "tests/test_documentation.py",
-    "python examples/architectures": "tests/test_architectures.py",
+    "python examples/architectures": "tests/test_examples.py",
     "python examples/variance": "tests/test_examples.py",
     "python examples/ablations": "tests/test_ablations.py",
     "python examples/benchmarks/generation.py": "tests/test_benchmarks.py",

@@ -11,6 +11,7 @@ from fairseq.utils import load_align_dict
 
 from fairseq_plugins.cli import lexicon
 from fairseq_plugins.cli import main as cli
+from tests.commands import full_disk
 
 FILES = ["candidates.txt", "dictionary.txt", "frequent.txt"]
 # This stand-in for eflomal-align prints the links in the files beside it.
@@ -141,6 +142,15 @@ def test_a_failure_of_the_aligner_leaves_the_old_lexicon(corpus, aligner, progra
     old = contents(corpus)
     aligner.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{program}\n")
     with pytest.raises(SystemExit, match=message):
+        make_lexicon(corpus)
+    assert contents(corpus) == old
+
+
+def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_lexicon(corpus)
+    old = contents(corpus)
+    monkeypatch.setattr(lexicon, "contents", lambda *_: [["x"], ["x"], ["x" * 300]])
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{lexicon.FILES[-1]} "):
         make_lexicon(corpus)
     assert contents(corpus) == old
 

@@ -92,18 +92,6 @@ def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path) -> Non
     assert "ModuleList" in (out / "convs2s_tiny" / "train.log").read_text()
 
 
-def test_the_curve_of_a_folder(trained: tuple[Path, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """plot-loss draws all curves of the folder, and the printed command draws the curve of the trained model."""
-    pytest.importorskip("matplotlib")
-    out, printed = trained
-    cli.main(["plot-loss", str(out), "--output", str(tmp_path / "loss.svg")])
-    of_all = capsys.readouterr().out.splitlines()
-    cli.main(commands(printed)[3][1:])
-    shown = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(rf"{out}/convs2s_tiny/train\.log: \d\.\d+ at update \d+", of_all[0])
-    assert shown == [of_all[0], f"{out}/convs2s_tiny/loss.png"]
-
-
 def test_held_out_lines_of_the_validation_part(
     trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

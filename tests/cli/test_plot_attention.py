@@ -21,7 +21,7 @@ from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.plot_attention import attention_by_layer, choose, draw
 from tests.commands import save_model
 from tests.repairs.payloads import untrained
-from tests.search.fairseq_models import fairseq_model
+from tests.search.searching import fairseq_model
 
 LAYERS = {"decoder_layers": "[(16, 3)] * 3", "decoder_attention": "[True, False, True]"}
 

@@ -29,7 +29,7 @@ from fairseq_plugins.weighted_transformer.config import (
 )
 from fairseq_plugins.weighted_transformer.training import FairseqSimplexAdam, WeightedInverseSqrt
 from tests.conftest import random_model
-from tests.sequence_risk.risk import translation_task
+from tests.sequence_risk.conftest import translation_task
 
 
 @pytest.mark.parametrize(

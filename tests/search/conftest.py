@@ -11,8 +11,7 @@ from fairseq.data import Dictionary
 from fairseq_plugins.cpu import convolution
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
-from tests.search.searching import Model
+from tests.search.searching import FAIRSEQ_MODELS, Model, fairseq_model
 
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])

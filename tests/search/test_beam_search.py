@@ -23,8 +23,7 @@ from fairseq_plugins.search.graphs import copy_tensors_, tensors_of
 from tests import searches
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import fairseq_model
-from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate
+from tests.search.searching import LENGTHS, MODES, Model, assert_same, fairseq_model, generate
 
 # A beam of k uses the best 2k words of each hypothesis; there are 44 words.
 MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}

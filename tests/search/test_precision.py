@@ -77,13 +77,8 @@ def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
 
 
 # Products take most of the time in models of this width.
-LAYERS = {f"{side}_layers": "[(512, 3)] * 3" for side in ("encoder", "decoder")}
-WIDTHS = {f"{side}_embed_dim": 512 for side in ("encoder", "decoder")}
-HEADS = {f"{side}_ffn_embed_dim": 2048 for side in ("encoder", "decoder")}
-MODELS: dict[str, dict[str, Any]] = {
-    "convs2s_tiny": {**LAYERS, **WIDTHS, "decoder_out_embed_dim": 512},
-    "weighted_transformer_tiny": {**WIDTHS, **HEADS},
-}
+WIDE = {f"{side}_layers": "[(512, 3)] * 3" for side in ("encoder", "decoder")}
+WIDE |= {f"{side}_embed_dim": 512 for side in ("encoder", "decoder", "decoder_out")}
 
 
 def faster(plain: Callable[[], Any], fast: Callable[[], Any], turns: int = 3) -> float:
@@ -101,34 +96,26 @@ def faster(plain: Callable[[], Any], fast: Callable[[], Any], turns: int = 3) ->
     return statistics.median(ratios)
 
 
-@pytest.fixture
-def wide(build, device: torch.device) -> Callable[[str], Any]:
-    """Return a function that builds a wide model on a CPU."""
-    if device.type != "cpu":
-        pytest.skip("for processors")
-    return lambda architecture: build(architecture, **MODELS[architecture])
-
-
 @pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="this processor has no instructions for int8")
-@pytest.mark.parametrize("architecture", MODELS)
-def test_the_search_in_int8(wide, dictionary, sentences, architecture: str) -> None:
-    source = sentences([20] * 16)
+def test_the_search_in_int8(build, dictionary, sentences) -> None:
+    source = sentences([20] * 16).cpu()
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     lengths = {"beam_size": 5, "max_len_b": 8, "min_len": 8}
     plain, fast = (
-        FastBeamSearch([wide(architecture)], dictionary, packing=PackedWeightCache(precision), **lengths)
+        FastBeamSearch(
+            [build("convs2s_tiny", **WIDE).cpu()], dictionary, packing=PackedWeightCache(precision), **lengths
+        )
         for precision in ("float32", "int8")
     )
     assert faster(lambda: plain.generate(None, sample), lambda: fast.generate(None, sample)) > 1.1
 
 
 @pytest.mark.skipif(not PRECISIONS["bfloat16"][1](), reason="this processor has no instructions for bfloat16")
-@pytest.mark.parametrize("architecture", MODELS)
-def test_training_in_bfloat16(wide, sentences, architecture: str) -> None:
-    source, target = sentences([20] * 16), sentences([19] * 16)
+def test_training_in_bfloat16(build, sentences) -> None:
+    source, target = sentences([20] * 16).cpu(), sentences([19] * 16).cpu()
 
     def update(model: Any) -> Callable[[], None]:
         return lambda: model(source, None, target)[0].float().square().mean().backward()
 
-    model = wide(architecture).train()
+    model = build("convs2s_tiny", **WIDE).cpu().train()
     assert faster(update(model), update(copy.deepcopy(model).bfloat16())) > 1.2

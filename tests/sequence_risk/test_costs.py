@@ -12,7 +12,7 @@ from fairseq.data import Dictionary
 from sacrebleu import BLEU, CHRF
 
 from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES
-from tests.sequence_risk.risk import EOS, PAD, criterion
+from tests.sequence_risk.conftest import EOS, PAD, criterion
 
 PAIRS = [
     ("a dog runs", "a dog runs"),

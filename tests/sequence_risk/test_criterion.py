@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from fairseq.data import Dictionary
+from fairseq.logging import metrics
 from fairseq.models.fconv import FConvModel
 from fairseq.models.nat import NATransformerModel
 from fairseq.search import Sampling
@@ -21,8 +23,8 @@ from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.sequence_risk.hypotheses import score_rows
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.search.fairseq_models import fairseq_model
-from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
+from tests.search.searching import fairseq_model
+from tests.sequence_risk.conftest import EOS, PAD, batch, criterion, one_by_one, translation_task
 
 BOS = 0
 NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # these models are not autoregressive
@@ -188,6 +190,15 @@ def test_dropout_is_off_only_in_the_search(build: Any, architecture: str, sample
     assert [module.training for module in model.modules()] == modes
     assert list(model.state_dict()) == names
     assert set(vars(model)) == attributes
+
+
+def test_what_is_logged() -> None:
+    """Losses are means over sentences, and the perplexity is that of words in bits."""
+    log = {"loss": 6.0, "risk": 1.5, "best": 1.2, "oracle": 0.9, "translations": 12, "nsentences": 3, "batches": 2}
+    with metrics.aggregate(new_root=True) as shown:
+        SequenceRisk.reduce_metrics([{**log, "nll_loss": 8 * math.log(2), "ntokens": 4, "search": 1.0, "scoring": 5.0}])
+    expected = {"loss": 2, "risk": 0.5, "best": 0.4, "oracle": 0.3, "translations": 4, "nll_loss": 2, "ppl": 4}
+    assert dict(shown.get_smoothed_values()) == pytest.approx({**expected, "search": 0.5, "scoring": 2.5})
 
 
 @pytest.mark.parametrize("too_large", [True, False])
