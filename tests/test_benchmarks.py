@@ -17,7 +17,6 @@ FAST = "translation_fast, float32"
 
 
 def shown_by(script: str, *options: object) -> str:
-    """Return the output of a script."""
     finished = python(BENCHMARKS / script, *options, "--threads", 1)
     assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
     return finished.stdout

@@ -25,7 +25,6 @@ BLEU += ["--lr-scheduler", "anneal_after_plateau"]
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train four epochs without a stop."""
     folder = tmp_path_factory.mktemp("trained")
     train(data, folder, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4)
     return folder

@@ -43,7 +43,6 @@ def test_the_quickstart_does_not_remove_other_files(tmp_path: Path) -> None:
 
 
 def test_the_quickstart_runs_again_in_its_folder(tmp_path: Path) -> None:
-    """Logs in the folder, such as the notebook's, are allowed; results of earlier runs are replaced."""
     (tmp_path / "text").mkdir()
     for name in ("codes", "text/train.en", "log.txt"):
         (tmp_path / name).touch()

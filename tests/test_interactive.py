@@ -86,10 +86,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """Lines must also fit into --max-tokens; constraints do not count, and empty constraints are ignored.
-
-    A blank line with a constraint is translated.
-    """
+    """Lines without their constraints must fit into --max-tokens; a blank line with a constraint is translated."""
     lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n\tw6\n"
     options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)

@@ -105,7 +105,6 @@ def test_a_folder_registers_after_the_package_is_imported(user_dir: str) -> None
 
 
 def shell(redirection: str, *words: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in a shell with redirections."""
     command = ["bash", "-c", f'"$@" {redirection}', "bash", sys.executable, "-c", MAIN, *map(str, words)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 

@@ -25,7 +25,6 @@ TEXT = "w1 w2 w3\nw4\nw19 w0 w7 w7\nnever seen\n"
 
 
 def checkpoint(data: Path, path: Path, architecture: str) -> Path:
-    """Save a checkpoint of a random model."""
     task = TranslationTask.setup_task(TranslationConfig(data=str(data), source_lang="src", target_lang="tgt"))
     options = {"max_source_positions": 32, "max_target_positions": 32, "source_lang": "src", "target_lang": "tgt"}
     options |= {"data": str(data), "criterion": "cross_entropy"}
@@ -185,7 +184,6 @@ def test_a_full_disk_and_a_kill_leave_no_folder(data: Path, tmp_path: Path) -> N
 
 
 def test_models_that_cannot_be_exported(data: Path, tmp_path: Path) -> None:
-    """A failed export leaves no files."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
     (tmp_path / "text").write_text("no checkpoint")
     (tmp_path / "there").mkdir()

@@ -44,7 +44,6 @@ def environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aligner(environment: Path) -> Path:
-    """Install a stand-in for eflomal-align, which prints the links in its files ``forward`` and ``reverse``."""
     aligner = environment / "eflomal-align"
     aligner.write_text(ALIGNER)
     aligner.chmod(0o755)

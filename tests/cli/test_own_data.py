@@ -185,7 +185,6 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
 
 
 def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
-    """A finished training is continued only to a later end."""
     out = tmp_path / "out"
     shutil.copytree(trained[0], out)
     printed = own(*call(texts, out), "--train", TINY.replace("--max-epoch 2", "--max-epoch 3")).stderr

@@ -100,7 +100,6 @@ def with_last_text(text: str) -> str:
 
 
 def test_a_raw_reference_is_tokenised(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The reference is compared with the detokenised text."""
     toy.write_text(with_last_text("(a) b."))
     reference = toy.with_name("reference")
     reference.write_text("(a) b!\n")

@@ -1,7 +1,4 @@
-"""Compare the architectures with the sizes that the papers print; no number here is taken from the code.
-
-A comment names the source of each number that is not in a paper.
-"""
+"""Compare the architectures with the papers' sizes, not with the code; comments name the sources of other numbers."""
 
 from __future__ import annotations
 

@@ -36,7 +36,6 @@ def trained(request: pytest.FixtureRequest, train, tmp_path_factory: pytest.Temp
 
 
 def test_batches_add_up_over_an_update(train, architecture: str, tmp_path: Path) -> None:
-    """With --update-freq 4, four quarter batches equal one whole batch."""
     whole = train(architecture, tmp_path / "whole", *WHOLE, "--max-epoch", 2)
     parts = train(architecture, tmp_path / "parts", *QUARTERS, "--update-freq", 4, "--max-epoch", 2)
     assert whole["optimizer_history"][-1]["num_updates"] == parts["optimizer_history"][-1]["num_updates"] == 2

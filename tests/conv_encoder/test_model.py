@@ -59,7 +59,6 @@ def pooled(e: torch.Tensor) -> torch.Tensor:
 
 
 def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
-    """Run each layer from left to right."""
     x = e.unsqueeze(0)
     for layer in encoder.stacks[0]:
         x, _ = layer(x)
@@ -171,7 +170,6 @@ def test_initialisation(task) -> None:
 
 
 def plain(convolution: Convolution) -> nn.Conv1d:
-    """Return torch's convolution with the same function."""
     out_dim, in_dim, kernel = convolution.weight.shape
     layer = nn.Conv1d(in_dim, out_dim, kernel, padding=kernel // 2)
     with torch.no_grad():

@@ -45,7 +45,6 @@ def test_elements_are_dropped_independently() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(7,), (5, 3, 11), (4, 1), (0, 3), ()])
 def test_it_is_the_plain_form_with_the_same_mask(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    """Values and gradients are equal, and are dropped at the same places."""
     torch.manual_seed(3)
     x, grad = torch.randn(shape).to(dtype).requires_grad_(), torch.randn(shape).to(dtype)
     kept = mask(4, shape)

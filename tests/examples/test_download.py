@@ -49,6 +49,12 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
         download(nobody, tmp_path / "nothing")
 
 
+def test_a_file_that_may_have_changed_is_not_continued(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file.bin.partial").write_bytes(CONTENT + b"more")
+    download(url(server), tmp_path / "file.bin")
+    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+
+
 def test_concurrent_downloads_of_a_file_are_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

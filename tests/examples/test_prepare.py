@@ -20,11 +20,10 @@ from tests.examples.conftest import Server, url
 
 
 def call(*words: object) -> str:
-    """Run the script, and return its error."""
     return script(ROOT / "examples" / "prepare" / "__main__.py", *words).stderr
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
 
@@ -49,6 +48,23 @@ def small(server: Server, **options: object) -> Corpus:
     train = text("in/train.{}", ("en", "de"), url(server, "train.tgz"))
     tests = (text("test.{}", ("en", "de"), url(server, "test.{}")),)
     return Corpus("en", "de", train=train, tests=tests, tokenise={}, merges=20, valid_every=10, **options)  # type: ignore[arg-type]
+
+
+def test_archives_of_one_name(server: Server, tmp_path: Path) -> None:
+    """Archives such as wmt15/test.tgz and wmt13/test.tgz share a name, also after one of them has been unpacked."""
+    texts = {}
+    for folder in ("wmt13", "wmt15"):
+        server.files[f"/{folder}/test.tgz"] = archive({f"{folder}.en": folder.encode(), f"{folder}.de": b"x"})
+        texts[folder] = text(folder + ".{}", ("en", "de"), url(server, f"{folder}/test.tgz"))
+    corpus = Corpus("en", "de", train=texts["wmt13"], tests=(texts["wmt15"],))
+    for missing in ("wmt13.en", "wmt15.en"):
+        fetch([*corpus.files()], tmp_path, [*corpus.files()])
+        assert {path.name for path in tmp_path.glob("*.tgz")} == {"wmt13-test.tgz", "wmt15-test.tgz"}
+        assert [(tmp_path / f"{folder}.en").read_text() for folder in texts] == list(texts)
+        (tmp_path / missing).unlink()
+    asked = len(server.asked)
+    fetch([*corpus.files()], tmp_path, texts["wmt15"][0])  # names do not change if one archive is not needed
+    assert len(server.asked) == asked
 
 
 def test_only_what_is_missing_is_fetched(server: Server, tmp_path: Path) -> None:
@@ -80,7 +96,6 @@ def test_a_truncated_archive_leaves_no_text(server: Server, tmp_path: Path) -> N
     assert not (tmp_path / "in" / "train.en").exists()
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within any step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
@@ -112,7 +127,6 @@ def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monk
         prepare(small(server, max_words=9), out, out / "orig")
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     """Texts without checksums are compared; a project may be moved, and records of earlier versions are accepted."""
     for name in ("a", "b"):
@@ -139,7 +153,6 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     """As in fairseq's script, test parts have straight apostrophes, but references keep theirs."""
     for name in ("train.tags.en", "train.tags.de"):
@@ -155,7 +168,6 @@ def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_punctuation_is_normalised_in_training_only(server: Server, tmp_path: Path) -> None:
     """Test parts keep their quotation marks, as in fairseq's scripts."""
     described = replace(small(server), normalise=True)
@@ -178,7 +190,6 @@ def test_pairs_are_cleaned(tmp_path: Path) -> None:
     assert kept == [(1, 1), (2, 3), (3, 4)]
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path) -> None:
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
@@ -188,6 +199,13 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert sorted(train + valid) == sorted(original)
     restored = (tmp_path / "train.de").read_text().replace("@@ ", "")
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
+
+
+def test_sides_of_a_test_part_have_equally_many_lines(server: Server, tmp_path: Path) -> None:
+    described = small(server)
+    server.files["/test.de"] += b"one more\n"
+    with pytest.raises(ValueError, match=r"test\.de"):
+        prepare(described, tmp_path, tmp_path / "orig")
 
 
 def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:

@@ -16,10 +16,7 @@ from tests.search.searching import FAIRSEQ_MODELS, Model, fairseq_model
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
 def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, device: torch.device) -> Model:
-    """Return a function that builds the same random model at each call, in double precision, to compare results.
-
-    Scores are in single precision.
-    """
+    """Return a function that builds the same random model at each call, in double precision; scores are in single."""
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
     return lambda seed=1: build(request.param, seed).double()

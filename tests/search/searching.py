@@ -85,7 +85,6 @@ def read_copy_later(numbers: Tensor) -> Callable[[], Any]:
 
 
 def generate(kind: type, *given: Any, **options: Any) -> Any:
-    """Call `test_generation.generate` with a generator of any class."""
     return test_generation.generate(*given, kind=kind, **options)
 
 

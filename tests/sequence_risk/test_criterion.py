@@ -135,10 +135,7 @@ def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monke
 
 
 def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
-    """Hypotheses are the distinct samples of fairseq's generator with the same random numbers.
-
-    fairseq's maximum length depends on the longest source, so all sources have the same length.
-    """
+    """Hypotheses are the distinct samples of fairseq's generator, whose length limit depends on the longest source."""
     sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
     models[0].training = True  # submodules stay in evaluation mode, and so without dropout
     torch.manual_seed(5)

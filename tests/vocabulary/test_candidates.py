@@ -54,7 +54,6 @@ def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
 
 
 def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the candidates in ascending order."""
     mask = candidates.mask(src_tokens)
     assert mask.dtype == torch.bool
     return mask.nonzero().squeeze(1)

@@ -23,10 +23,7 @@ ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.4, 0.9, 0.9], [0.
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_only_words_are_attended_to(padding: str) -> None:
-    """Three target words attend most to padding, equally to a word and an end, and to an end.
-
-    The source also contains the end symbol as text.
-    """
+    """Three target words attend most to padding, equally to a word and an end, and to an end, which is also a word."""
     order = [0, 1, 2, 3, 4] if padding == "left" else [1, 2, 3, 4, 0]
     source = torch.tensor([[PAD, 7, EOS, UNK, EOS]])
     task = SimpleNamespace(source_dictionary=Dictionary(), get_interactive_tokens_and_lengths=None)

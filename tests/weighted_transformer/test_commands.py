@@ -95,7 +95,6 @@ def test_frozen_from_an_update_on(data: Path, tmp_path: Path) -> None:
 )
 @pytest.mark.slow
 def test_half_precision(data: Path, tmp_path: Path, precision: list[object]) -> None:
-    """The network trains, and κ and α stay on the simplex up to the precision of the parameters."""
     train(data, tmp_path, *precision, "--max-epoch", 2, "--save-interval-updates", 1)
     first, last = load_checkpoint(tmp_path / "checkpoint_1_1.pt"), load_checkpoint(tmp_path / "checkpoint_last.pt")
     assert last["optimizer_history"][-1]["num_updates"] == 8

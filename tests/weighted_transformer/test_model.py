@@ -60,10 +60,7 @@ def test_dropout_in_a_decoder_layer(build, sentences, option: str) -> None:
 @pytest.mark.parametrize("learned", [False, True])
 @torch.no_grad()
 def test_embeddings_are_fairseqs(build, sentences, dictionary, left_pad: bool, learned: bool) -> None:
-    """The first inputs of encoder and decoder layers are words times √d plus positions, as in fairseq.
-
-    Only one side has learned positions.
-    """
+    """The inputs of the first layers are words times √d plus positions, which only one side learns, as in fairseq."""
     positions = {"encoder_learned_pos": learned, "decoder_learned_pos": not learned}
     model = build("weighted_transformer_tiny", **positions)
     args = Namespace(encoder_embed_dim=128, encoder_layers=0, decoder_layers=0, **positions)

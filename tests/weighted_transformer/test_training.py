@@ -32,13 +32,13 @@ def parameter(values: torch.Tensor, group: str | None = SIMPLEX) -> torch.nn.Par
     return made
 
 
-def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, **options: object) -> FairseqSimplexAdam:
+def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, kind: type = FairseqSimplexAdam, **options: object):
     cfg = OmegaConf.structured(SimplexAdamConfig)
     OmegaConf.update(cfg, "lr", [lr])
     for name, value in options.items():
         OmegaConf.update(cfg, name, value)
     OmegaConf.update(cfg, "tpu", False)
-    return FairseqSimplexAdam(cfg, parameters)
+    return kind(cfg, parameters)
 
 
 def test_the_default_is_adam_and_then_the_projection() -> None:
@@ -165,14 +165,10 @@ def test_a_flattened_optimizer_is_refused() -> None:
 def schedule(
     optimizer_class: type = FairseqSimplexAdam, dim: int | None = 256, layers: int | str | None = 4, **options: object
 ) -> WeightedInverseSqrt:
-    adam = OmegaConf.structured(SimplexAdamConfig)
-    OmegaConf.update(adam, "lr", [1.0])
-    OmegaConf.update(adam, "tpu", False)
-    network, branch = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
-    branch.param_group = SIMPLEX
+    made = optimizer(parameter(torch.zeros(2), None), parameter(torch.zeros(2)), kind=optimizer_class)
     cfg = OmegaConf.create({"model": {"encoder_embed_dim": dim, "encoder_layers": layers}})
     cfg.lr_scheduler = OmegaConf.structured(WeightedInverseSqrtConfig(**options))
-    return WeightedInverseSqrt(cfg.lr_scheduler, optimizer_class(adam, [network, branch]))
+    return WeightedInverseSqrt(cfg.lr_scheduler, made)
 
 
 def rates(made: WeightedInverseSqrt, update: int) -> tuple[float, float]:
