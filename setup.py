@@ -39,7 +39,7 @@ setup(
         "demo": ["babel", "num2words"],
         "docs": ["furo", "myst-parser", "sphinx"],
         "export": ["onnx", "onnxruntime"],
-        "serve": ["httptools", "onnxruntime", "python-multipart", "starlette", "uvicorn"],
+        "serve": ["httptools", "onnxruntime", "python-multipart", "starlette", "uvicorn", "uvloop"],
         "rouge": ["rouge-score"],
         "alignment": ["eflomal"],
         "dev": [

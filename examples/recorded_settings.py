@@ -10,12 +10,12 @@ from fairseq_plugins.common.files import replacing
 
 
 def refuse_other_settings(record: Path, settings: Mapping[str, object], made: Iterable[Path]) -> None:
-    """Record the settings; refuse to continue an earlier call's work that has other settings.
+    """Record an experiment's settings; refuse them if earlier results in the folder have other settings.
 
     Args:
         record: file of the settings.
         settings: names and values.
-        made: files that earlier calls made; if there are none, other settings are allowed.
+        made: result files of earlier calls; without such files, other settings are allowed.
 
     Raises:
         ValueError: the record has other settings.

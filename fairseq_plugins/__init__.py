@@ -19,12 +19,12 @@ logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tens
 def install(command: bool = False) -> None:
     """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
 
-    fairseq's ``--user-dir``, ``from_pretrained`` of this plugin's models, and the commands of ``fairseq-plugins`` call
-    this function.  Later calls are no-ops.
+    This function is called by fairseq's ``--user-dir``, by ``from_pretrained`` of this plugin's models, and by the
+    commands of ``fairseq-plugins``.  Later calls are no-ops.
 
     Args:
-        command: whether to also set up the process for a fairseq command: memory settings, option errors without
-            traceback, and no warnings that users cannot act on.
+        command: whether to also set up the process for a fairseq command.  The setup changes memory settings, hides
+            tracebacks of option errors, and hides warnings that users cannot act on.
     """
     _repair_and_register()
     if command:

@@ -152,7 +152,7 @@ def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> No
 
 
 def is_named(title: str, words: list[str]) -> bool:
-    """Return whether a title contains one of these words or whole numbers; "4.5" does not contain 4."""
+    """Return whether a title contains one of ``words`` as a whole word or number; "4.5" does not contain 4."""
     return not set(words).isdisjoint(re.findall(r"\d[\d.]*\d|\w+", title))
 
 

@@ -1,6 +1,6 @@
-"""Cells of the papers' tables, each as changes to the recipe of its family, ``config/FAMILY.yaml``.
+"""The cells of the papers' tables; a cell is a set of changes to its family's recipe, ``config/FAMILY.yaml``.
 
-A cell that occurs in several tables is trained once.  W is the width of the layers.
+A cell that occurs in several tables is trained once.  In a cell, W stands for the width of the layers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ Cell = dict[str, dict[str, Any]]
 
 
 class Family(NamedTuple):
-    """Cells by name, and the cells' names in each table."""
+    """The cells of a family by name, and the names of the cells in each table."""
 
     cells: dict[str, Cell]
     tables: dict[str, list[str]]
@@ -109,7 +109,7 @@ WEIGHTED_TRANSFORMER = Family(
         "Table 2: beside the Transformer": [
             f"{kind}-layers{number}" for number in DEPTHS_OF_TABLE_2 for kind in ("transformer", "weighted")
         ],
-        "Number of heads, which is that of branches": [
+        "Number of heads and branches": [
             f"{kind}-{sizes}" for sizes in ("heads4", "layers2", "heads16") for kind in ("transformer", "weighted")
         ],
         "Table 3 and sections 3, 4.4, 4.5: κ and α in training": [

@@ -3,7 +3,7 @@
 
 ARCH is an architecture of this plugin, such as ``convs2s_iwslt_de_en``, ``weighted_transformer_small`` or
 ``conv_encoder_wmt_en_ro``.  Models with an LSTM encoder cannot be drawn.  The script builds the model, and reads sizes
-and numbers of parameters from its modules, not from its options.  V is the number of words.
+and numbers of parameters from its modules, not from its options.  V is the size of the vocabulary.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ def build(architecture: str) -> BaseFairseqModel:
     """Build an architecture with random parameters and an empty dictionary.
 
     Raises:
-        ValueError: the name is not an architecture with sizes.
+        ValueError: the architecture is unknown, or is the name of a model, which sets no sizes.
     """
-    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # names of models have no sizes
-        raise ValueError(f"ARCH {architecture}: not an architecture with sizes; use one such as convs2s_iwslt_de_en")
+    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # a model's name sets no sizes
+        raise ValueError(
+            f"ARCH {architecture}: not an architecture, or a model's name; use one such as convs2s_iwslt_de_en"
+        )
     dictionary = Dictionary()
     task: Any = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
     args = Namespace(arch=architecture, max_source_positions=1024, max_target_positions=1024)
@@ -188,7 +190,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
         return f"{attention.heads} heads of {attention.query.out_features // attention.heads}"
 
     def branches(block: Any, below: Box, start: Box) -> Box:
-        """Draw the first and last branch of a block, and the block's two sums; ``start`` is where x comes from."""
+        """Draw the first and last branch of a block, and the block's two sums; the arrow of x begins at ``start``."""
         M, dim, inner = block.branches, block.out.in_features, block.first.out_features
         lane, y = below.x - wide / 2 + 0.25, below.top[1] + 0.32
         level, top = y + HEIGHT + 0.25, y + 2 * HEIGHT + 0.75
@@ -235,7 +237,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
     return right + wide / 2 + 0.15, output(paper, gap, decoder)
 
 
-# Drawing functions, by the encoder's class. There is none for LSTM encoders.
+# Drawing functions, by the encoder's class. LSTM encoders have no drawing.
 DRAWINGS = {
     "ConvS2SEncoder": draw_convs2s,
     "WeightedTransformerEncoder": draw_weighted_transformer,
@@ -247,7 +249,7 @@ def draw(architecture: str) -> tuple[Paper, float, float]:
     """Draw an architecture; return the picture, its width and its height.
 
     Raises:
-        ValueError: the name is not an architecture, or its encoder has no drawing.
+        ValueError: see `build`; or the architecture's encoder has no drawing.
     """
     model = build(architecture)
     encoder = type(model.encoder).__name__

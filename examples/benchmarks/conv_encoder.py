@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Time training and beam search with the encoders of Gehring et al. 2016 and with ConvS2S.
 
-Models with random weights and the paper's sizes for IWSLT'14 German-English take turns in one process.  Hypotheses of
-incremental decoding are compared with those of decoding without state.
+The models have random weights and the paper's sizes for IWSLT'14 German-English.  The models take turns in one process.
+The hypotheses of incremental decoding are compared with the hypotheses of decoding without state.
 """
 
 from __future__ import annotations

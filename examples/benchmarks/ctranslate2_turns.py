@@ -1,7 +1,8 @@
-"""Translate with CTranslate2 for generation.py, in a separate process, because its OpenMP would slow torch down.
+"""Translate with CTranslate2, in a separate process of generation.py.
 
-ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS reads a precision from each line of the standard input.  For each
-precision, the script translates the text as one batch, and then prints the precision.
+The process is separate because CTranslate2's OpenMP would slow torch down.  ``ctranslate2_turns.py MODEL TEXT BEAM
+STEPS THREADS`` reads precisions from the standard input, one per line.  For each precision, the script translates the
+text as one batch, and then prints the precision.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-sys.modules["torch"] = None  # type: ignore[assignment]  # CTranslate2 would import torch, and does not need it
+sys.modules["torch"] = None  # type: ignore[assignment]  # otherwise CTranslate2 would import torch without need
 
 import ctranslate2  # noqa: E402
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measure every ratio of README.md and docs/performance.md on this machine, and compare with earlier results.
+"""Measure every ratio of README.md and docs/performance.md on this machine, and compare the ratios with earlier ones.
 
 The script runs generation.py, training.py and newstest.py one after the other, and writes a table for this kind of
-machine to ``figures/``.  The script lists the ratios that differ by more than a tenth from the machine's
-previous table.  Start the script on an idle machine.
+machine to ``figures/``.  The script then lists the ratios that differ by more than a tenth from the previous table of
+this kind of machine.  Start the script on an idle machine.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield for each ratio the run that measures it, the contestant to compare with, and our contestant."""
+    """Yield three names for each ratio: the run that measures the ratio, the other contestant, and our contestant."""
     for run in ("16 sentences", "one sentence"):
         for precision in ("float32", "bfloat16", "int8"):
             yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"
@@ -74,7 +74,7 @@ def seconds_of(rows: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def ratios_of(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
-    """Return our speed relative to the other contestant's, for each comparison whose contestants were both measured."""
+    """Return our speed relative to the other contestant's; leave out comparisons with an unmeasured contestant."""
     ratios = {}
     for run, theirs, ours in comparisons():
         seconds = results[run]
@@ -85,18 +85,18 @@ def ratios_of(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
 
 
 def read_ratios(text: str) -> dict[str, float]:
-    """Return the ratios of a table that `table` made."""
+    """Parse a file that `table` formatted, and return its ratios by name."""
     return {name: float(ratio) for name, ratio in re.findall(r"^\| (.+) \| ([0-9.]+) \|$", text, flags=re.MULTILINE)}
 
 
 def table(heading: str, ratios: dict[str, float]) -> str:
-    """Return the contents of a file with a table for one kind of machine."""
+    """Format the ratios of one kind of machine as a text with a heading and a table."""
     rows = "".join(f"| {name} | {ratio:.2f} |\n" for name, ratio in ratios.items())
     return f"{heading}\n\n| | times as fast |\n|---|---|\n{rows}"
 
 
 def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return a line for each ratio that differs by more than a tenth, or that only one of the tables has."""
+    """Return a line for each ratio that changed by more than a tenth, is new, or was not measured now."""
     lines = []
     for name in {**before, **now}:
         old, new = before.get(name), now.get(name)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Time beam search of ConvS2S and the Weighted Transformer, and compare with other models and programs.
+"""Time beam search of ConvS2S, the Weighted Transformer, and other models and programs.
 
-The contestants have random weights and take turns in one process: fairseq's fconv, fconv with cached linearised weights
-(fairseq computes these weights at each step), convs2s with the same weights, fairseq's transformer, the Weighted
-Transformer, and CTranslate2's Transformer if ctranslate2 is installed.  Our models run with fairseq's generator and
-with the generator of the task translation_fast.  On a CPU translation_fast runs in each supported precision.  On a GPU
-all contestants run in single and half precision.  With --compile-steps our models also run with compiled steps.  For
-each contestant the script also prints the number of hypotheses that equal those of the float32 model with fairseq's
-generator.
+The contestants have random weights and take turns: fairseq's fconv, fconv with cached linearised weights, convs2s with
+fconv's weights, fairseq's transformer, the Weighted Transformer, and CTranslate2's Transformer if ctranslate2 is
+installed.  (fairseq's fconv computes the linearised weights again at each step.)  CTranslate2 runs in a separate
+process.  Our models run with fairseq's generator and with the generator of the task translation_fast.  On a CPU,
+translation_fast runs in each supported precision.  On a GPU, all contestants run in single and half precision.  With
+--compile-steps, our models also run with compiled steps.  For each contestant except CTranslate2, the script also
+prints the number of hypotheses that equal those of the same model in float32 with fairseq's generator.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ OPTIONS = (
     DEVICE,
     JSON,
 )
-PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after their turn
+PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after a turn
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 
@@ -81,7 +81,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield calls that translate with the same Transformer in CTranslate2, one per precision, if it is installed."""
+    """Yield one call per precision that translates in CTranslate2; no call on a GPU or without ctranslate2."""
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return
@@ -117,7 +117,7 @@ def ctranslate2_runs(
 def searches(
     name: str, model: BaseFairseqModel, dictionary: Dictionary, sample: dict[str, Any], args: Namespace
 ) -> dict[str, Callable[[], Any]]:
-    """Return a search with fairseq's generator, and for our models a search with translation_fast in each precision."""
+    """Return the searches of a model: fairseq's generator and, for our models, translation_fast in each precision."""
     # Random models hardly ever end a sentence, so all hypotheses have the maximum length.
     options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     runs = {name: partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)}
@@ -188,7 +188,7 @@ def main() -> None:
             if equal < pairs and not any(low in name for low in ("float16", "int8")):
                 wrong.append(name)
             row |= {"equal": equal, "of": pairs, "scores differ by": difference}
-            if ", float16" not in name:  # the product rate was measured in float32
+            if ", float16" not in name:  # product_rate measures only float32
                 row["products alone"] = multiply_adds(runs[name.removesuffix(COMPILED)]) * 2 / rate
                 alone = f"{row['products alone']:.2f}"
         print(f"| {name} | {statistics.median(seconds[name]):.3f} | {alone} | {faster:.2f} | {check} |")

@@ -60,8 +60,8 @@ OPTIONS = (
 EXPORTED = {"float32": [], "int8": ["--int8"]}  # options by precision
 FCONV, CONVS2S, TRANSFORMER, WEIGHTED = "fconv", "convs2s", "transformer", "weighted_transformer_small"
 
-# Largest difference of log-probabilities, in bits, that counts as rounding: two words or hypotheses of a random model
-# are sometimes equally likely, and fairseq prints four digits.
+# Largest difference of log-probabilities, in bits, that counts as a tie.  Two words or hypotheses of a random model are
+# sometimes equally likely, and fairseq prints only four decimals.
 TIE = 1e-3
 
 # A new process's peak memory includes the memory of its parent, so a small process starts the command.
@@ -83,7 +83,7 @@ class Contestant:
         command: words of the command.
         beside: contestant to compare the translations with, if any.
         exact: whether the translations must be equal; translations that tie (`Translation.ties`) count as equal.
-        bare: whether the output has one translation per line, and not fairseq-generate's format.
+        bare: whether the output has one translation per line, instead of fairseq-generate's format.
     """
 
     command: list[str]
@@ -107,7 +107,7 @@ class Translation:
     score: float
 
     def ties(self, other: Translation) -> bool:
-        """Return whether two translations are equally likely, as a whole or at their first difference."""
+        """Return whether two translations are equally likely, on average or at the first word that differs."""
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
             return False
@@ -157,7 +157,7 @@ def make_models(args: Namespace, dictionary: Dictionary, folder: Path) -> None:
 
 
 def export_models(folder: Path) -> None:
-    """Export our models in both precisions."""
+    """Export our models in float32 and int8."""
     parser = ArgumentParser()
     export.add_arguments(parser)
     for name in (CONVS2S, WEIGHTED):
@@ -189,7 +189,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    # The longest source's number of tokens, and an end-of-sentence token.
+    # As many tokens as the longest source, and an end-of-sentence token.
     lengths = ["--max-len-a", "1", "--max-len-b", "0"]
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}

@@ -2,8 +2,8 @@
 """Time forward and backward passes of sequence_risk, of its plain implementation, and of cross-entropy.
 
 ``sequence_risk.py CHECKPOINT DATA_BIN`` reads a trained model and its training data.  The plain implementation searches
-with fairseq's generator, scores all hypotheses in one batch with copied sources, and computes costs by sacreBLEU.  The
-three contestants take turns on the same batches, in training mode.
+with fairseq's generator, scores all hypotheses in one batch with a copy of the source for each hypothesis, and computes
+costs by sacreBLEU.  The three contestants take turns on the same batches, in training mode.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def seconds(update: Callable[[], Tensor], model: Any) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint", help="checkpoint of a trained model")
-    parser.add_argument("data", help="folder with the binary data of the model's training")
+    parser.add_argument("data", help="folder with the binarised training data of the model")
     parser.add_argument("--hypotheses", type=int, default=8, help="hypotheses per sentence (default: %(default)s)")
     parser.add_argument(
         "--risk-cost", choices=METRICS, default="bleu", help="cost of a hypothesis (default: %(default)s)"

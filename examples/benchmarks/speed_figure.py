@@ -12,7 +12,7 @@ from pathlib import Path
 from fairseq_plugins.cli.figure import new_figure
 
 PAGE = Path(__file__).parents[2] / "docs" / "performance.md"
-# Colours of fairseq, this plugin and CTranslate2, which also differ in greyscale.
+# Colours of fairseq, this plugin and CTranslate2; the three colours also differ in greyscale.
 GREY, BLUE, ORANGE = "#999999", "#0072b2", "#e69f00"
 
 # For each bar: row of the table, label, and colour.

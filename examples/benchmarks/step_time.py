@@ -2,8 +2,8 @@
 """Time decoding steps at several output lengths; steps become slower if a model's state grows.
 
 fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns.  All
-have random weights and decode random tokens; hypotheses are reordered at each step.  The last predictions are compared
-with predictions of decoding without state.
+models have random weights and decode random tokens; hypotheses are reordered at each step.  The last predictions are
+compared with predictions of decoding without state.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ OPTIONS = (
     ("length", 1024, "steps"),
     JSON,
 )
-LAST = 16  # number of steps up to each length; the median of their times is printed
+LAST = 16  # the table has the median time of this many steps, up to the step in the heading
 
 
 def make_models(args: Namespace, dictionary: Dictionary) -> dict[str, BaseFairseqModel]:
     """Build all contestants, and return them by name."""
-    longest = {"max_target_positions": args.length + 2}  # fconv cannot use two of its positions
+    longest = {"max_target_positions": args.length + 2}  # fconv's outputs must be two tokens shorter than this option
     layers = f"[(512, 3)] * {args.layers}"
     sizes = {"encoder_layers": layers, "decoder_layers": layers, **longest}
     models = dict(zip(("fconv", "convs2s"), fconv_and_convs2s("fconv_wmt_en_ro", dictionary, **sizes), strict=True))

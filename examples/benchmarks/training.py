@@ -2,14 +2,13 @@
 """Time training updates of our models and of fairseq's models of the same sizes, in float32 and in bfloat16.
 
 An update does the same as fairseq-train for one batch: loss, gradients, norm of the gradients, and Adam.  fairseq's
-models are trained without this plugin's changes; without these changes, --bf16 does not run on a CPU.  Our models are
-trained with the plugin's dropout, loss and Adam.  The contestants of a row take turns in one process, with random
-weights and the memory settings of a training.
+models are trained without this plugin's changes, and only in float32, because --bf16 on a CPU needs these changes.  Our
+models are trained with the plugin's dropout, loss and Adam.  The contestants of a row take turns in one process, with
+random weights and the memory settings of a training.
 
-In each row, our model's loss without dropout is compared with another loss.  convs2s computes the same function as
-fconv, so their losses are compared.  The other models differ from fairseq's.  The Weighted Transformer is compared with
-a direct computation of the paper's equations.  The LSTM's loop over all positions is compared with decoding step by
-step.
+In each row, our model's loss without dropout is compared with a reference.  For convs2s, the reference is the loss of
+fconv with the same weights.  For the Weighted Transformer, the reference is a direct computation of the paper's
+equations.  For the model with LSTMs, the reference is the loss of decoding step by step.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class PlainCriterion(LabelSmoothedCrossEntropyCriterion):
 
 
 def training_of(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, bfloat16: bool) -> Callable:
-    """Return a function that takes a sample and updates the model as fairseq's trainer does."""
+    """Return a function that updates the model with a sample, as fairseq's trainer does."""
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer: FairseqOptimizer
     if bfloat16:
@@ -115,7 +114,7 @@ def evaluate_plainly(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntro
 
 
 def evaluate_in_steps(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntropyCriterion, sample: Sample) -> float:
-    """Return the loss without dropout, decoded step by step."""
+    """Return the loss without dropout, computed by decoding step by step."""
     forward = model.decoder.forward
     model.decoder.forward = partial(forward, incremental_state={})
     try:
@@ -125,7 +124,7 @@ def evaluate_in_steps(model: BaseFairseqModel, criterion: LabelSmoothedCrossEntr
 
 
 def pairs(dictionary: Dictionary) -> dict[str, tuple[Callable[[], tuple[BaseFairseqModel, ...]], Callable | None]]:
-    """Return models and loss to compare with for each row; if the loss is None, fairseq's model computes it."""
+    """Return the two models of each row, and a function for the reference loss (None: the loss of fairseq's model)."""
     shared = {"share_all_embeddings": True, "attention_dropout": 0.1}
     sizes = {f"{side}_embed_dim": 256 for side in ("encoder", "decoder")}
     sizes |= {f"{side}_hidden_size": 512 for side in ("encoder", "decoder")}
@@ -190,7 +189,7 @@ def main() -> None:
         rows.append(row)
     write_json(args, rows)
     if wrong:
-        sys.exit("results differ: the speeds above mean nothing")
+        sys.exit("losses differ, so the speeds above mean nothing")
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def make_dictionary(size: int) -> Dictionary:
 def build(
     architecture: str, source: Dictionary, target: Dictionary | None = None, **sizes: object
 ) -> tuple[Namespace, BaseFairseqModel]:
-    """Build a model with random weights, and return its options and the model; both sides can share a dictionary."""
+    """Return an architecture's options and a model with random weights; ``target`` defaults to ``source``."""
     options = Namespace(**{"arch": architecture, "max_source_positions": 1024, "max_target_positions": 1024, **sizes})
     ARCH_CONFIG_REGISTRY[architecture](options)
     task = SimpleNamespace(source_dictionary=source, target_dictionary=target or source)
@@ -148,7 +148,7 @@ def take_turns(
 
 
 def ratio(theirs: list[float], ours: list[float]) -> float:
-    """Return the ratio of our speed to theirs, as the median over the rounds."""
+    """Return our speed relative to the other contestant's: the median of the ratios of all rounds."""
     return statistics.median(their / our for their, our in zip(theirs, ours, strict=True))
 
 
@@ -184,11 +184,11 @@ class _Products(TorchDispatchMode):
 
 
 def product_rate(rows: int, device: str) -> float:
-    """Return the floating-point operations per second of products of rows with a packed 1536 x 1024 matrix."""
+    """Return the floating-point operations per second of multiplying rows by a packed 1536 x 1024 matrix."""
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = prepare_linear(weight, None, rows)
-        # On a GPU a single product takes less time than its launch, so many are timed.
+        # On a GPU, a single product takes less time than its launch, so many products are timed together.
         each = 1 if device == "cpu" else 100
         seconds, _ = take_turns({"": lambda: [product(x) for _ in range(each)]}, rounds=50)
     return 2 * weight.numel() * rows * each / statistics.median(seconds[""])

@@ -1,10 +1,9 @@
 #!/usr/bin/env python3
-"""Time generation and training with vocabulary selection and with the whole target vocabulary.
+"""Time generation and training with vocabulary selection, and with the whole target vocabulary.
 
 A model with random weights translates sentences of a text to outputs as long as their sources, and is trained on these
-sentences.  For translation and for training, runs with all target words alternate with runs with the
-candidates of each batch.  If all words are candidates, hypotheses and losses must equal those of fairseq's search and
-criterion.  Each peak of memory is
+sentences.  Runs with all target words take turns with runs that use only the candidate words of each batch.  If all
+words are candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is
 measured in a separate process.
 """
 
@@ -43,7 +42,7 @@ OPTIONS = (
     ("train-sentences", 64, "sentences in a batch of training"),
     ("batches", 3, "batches of generation in a turn"),
     ("beam", 5, "beam size"),
-    ("memory-of", "", "measure the peak memory of one figure: generation or training, full or selected"),
+    ("memory-of", "", "only measure the peak memory of one run, such as 'generation full' or 'training selected'"),
 )
 FULL, SELECTED = "full", "selected"
 
@@ -130,22 +129,22 @@ def contestants(bench: Bench, work: str, which: tuple[str, ...]) -> dict[str, Ca
 
 
 def check(bench: Bench, work: str) -> str:
-    """Check that results with all words as candidates equal fairseq's, and describe them."""
+    """Check that results equal fairseq's if all words are candidates, and describe the comparison."""
     model = bench.model().eval()
     if work == "generation":
         model.make_generation_fast_(need_attn=False)
         equal, pairs, difference = compare(bench.generate(model, bench.everything), bench.generate(model, None))
         if equal < pairs:
             sys.exit(
-                f"{pairs - equal} hypotheses with all words as candidates differ, so the speeds above mean nothing"
+                f"{pairs - equal} hypotheses with all words as candidates differ from fairseq's, so ignore the speeds"
             )
         return f"{equal} of {pairs} hypotheses equal fairseq's if all words are candidates"
     with torch.no_grad():
         losses = [float(bench.criterion(which)(model, bench.training)[0]) for which in (bench.everything, None)]
     difference = abs(losses[0] - losses[1]) / losses[1]
     if difference > 1e-6:
-        sys.exit(f"the loss with all words as candidates differs by {difference}, so the speeds above mean nothing")
-    return f"the loss with all words as candidates differs by {difference:.0e}"
+        sys.exit(f"the loss with all words as candidates differs from fairseq's by {difference}, so ignore the speeds")
+    return f"the loss with all words as candidates differs from fairseq's by {difference:.0e}"
 
 
 def peak_memory(work: str, name: str) -> float:
@@ -160,7 +159,7 @@ def main() -> None:
     if args.memory_of:
         work, name = args.memory_of.split()
         contestants(bench, work, (name,))[name]()
-        # getrusage is not used: it would include the memory of the parent before this program was started.
+        # The peak of getrusage would include the memory of the parent process.
         peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
         print(int(peak[1]) / 2**20 if peak else float("nan"))
         return

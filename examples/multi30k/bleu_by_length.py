@@ -2,7 +2,7 @@
 """Print BLEU of the test part by source length (Gehring et al. 2016, appendix B).
 
 ``bleu_by_length.py PREPARED HYPOTHESES`` sorts the test part by the number of source words and splits it into groups of
-equal size.  For each group it prints the lengths and BLEU on detokenised text.
+equal size.  For each group, the script prints the shortest and longest source length, and BLEU on detokenised text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
         sys.exit(str(error))
     if not args.groups <= len(source) == len(reference) == len(hypotheses):
         counts = f"{len(source)} sources, {len(reference)} references and {len(hypotheses)} translations"
-        sys.exit(f"{args.hypotheses}: {counts} do not match or are fewer than --groups {args.groups}")
+        sys.exit(f"{args.hypotheses}: {counts}; the numbers must be equal, and at least --groups {args.groups}")
     lengths = [len(text.split()) for text in source]
     order = sorted(range(len(source)), key=lengths.__getitem__)
     for group in range(args.groups):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tokenise Multi30k, learn a joint BPE and binarise it for fairseq.
+"""Tokenise Multi30k, learn a joint BPE, and binarise the subwords for fairseq.
 
 ``prepare.py DATA OUT`` reads ``{train,val,test_2016_flickr}.{en,de}`` from DATA (plain or gzipped), and writes the
 tokens (``tmp/``), the BPE codes (``code``), the subwords (``train.en``, ...), fairseq's binary data (``data-bin/``) and
@@ -17,7 +17,7 @@ from pathlib import Path
 from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.own_data.parallel_text import read_text, writing
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "prepare"))  # for the preparation of the papers' corpora
+sys.path.append(str(Path(__file__).resolve().parents[1] / "prepare"))  # has the code for the papers' corpora
 from corpus import Corpus, prepare
 from downloads import File, text
 
@@ -29,7 +29,7 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Concatenate captions until the English line has at least ``words`` words."""
     for name in PARTS:
-        if (joined / f"{name}.en").exists():  # the English file is written last
+        if (joined / f"{name}.en").exists():  # the English file is completed last
             continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):

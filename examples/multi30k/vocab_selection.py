@@ -30,7 +30,7 @@ BATCH = 16  # sentences
 
 
 def encode(path: Path, dictionary: Dictionary) -> list[torch.Tensor]:
-    """Return the sentences of a text as tokens, with their ends."""
+    """Return the sentences of a text as tokens, each with an end-of-sentence token."""
     return [dictionary.encode_line(line, add_if_not_exist=False).long() for line in read_text(path, "")]
 
 

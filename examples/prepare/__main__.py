@@ -65,13 +65,13 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            # The invented terms make this record differ from the real corpus's record.
+            # With these terms, the folder's record differs from the record of the real corpus.
             corpus = replace(corpus, merges=merges, terms="made up")
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 
 
 def write_miniature(corpus: Corpus, orig: Path) -> None:
-    """Write a small invented version of each file in its format; the translation of a sentence is its reversal."""
+    """Write a small invented file for each file of a corpus, in its format; translations are reversed sentences."""
     generator = random.Random(1)
     for part, texts in corpus.parts().items():
         for source, target in texts:
@@ -88,7 +88,7 @@ def write_miniature(corpus: Corpus, orig: Path) -> None:
 
 
 def in_format(name: str, sides: dict[str, list[str]]) -> bytes:
-    """Return the content of a file; its name tells its format, see `parallel_text.read_text`."""
+    """Return the content of a file, in the format that belongs to the file name; see `parallel_text.read_text`."""
     if name.endswith(".tmx"):
         units = (
             "<tu>" + "".join(f'<tuv xml:lang="{language}"><seg>{line}</seg></tuv>' for language, line in unit) + "</tu>"

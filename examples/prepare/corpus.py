@@ -24,7 +24,7 @@ from fairseq_plugins.cli.processes import fairseq
 
 @dataclass(frozen=True)
 class Corpus:
-    """Files of a corpus and options of their preparation; the file ``settings`` in the folder records them.
+    """Files of a corpus and options of their preparation, as recorded in the file ``settings`` of the folder.
 
     Attributes:
         tests: test parts, named ``test``, ``test1``, ...
@@ -36,8 +36,8 @@ class Corpus:
         merges: number of merges of the joint BPE; None for whole words.
         words: options of fairseq-preprocess for data of whole words.
         terms: instructions for files that cannot be downloaded.
-        straight_apostrophes: whether to replace curly apostrophes in test parts; not part of the recorded
-            settings, so that folders of earlier versions, whose record lacks this field, can still be resumed.
+        straight_apostrophes: whether to replace curly apostrophes in test parts.  This option is not recorded, so
+            that a folder of an earlier version still matches its record.
     """
 
     source: str
@@ -130,7 +130,7 @@ def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
 
 
 def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
-    """Return ``data-bin-words`` for whole words of a corpus that also has subwords, otherwise ``data-bin``."""
+    """Return the folder of binary data: ``data-bin-words`` for words of a corpus with subwords, else ``data-bin``."""
     return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
 
 
@@ -164,7 +164,7 @@ def output_paths(corpus: Corpus, out: Path) -> Iterator[Path]:
 
 
 def tokenise(corpus: Corpus, part: str, tmp: Path, orig: Path, workers: int) -> None:
-    """Tokenise each text (to ``train.0.tok.en``), and concatenate the texts of each test part (to ``test.en``)."""
+    """Tokenise each text of a part (to ``train.0.tok.en``), and join the texts of a test part (to ``test.en``)."""
     texts = corpus.parts()[part]
     for side, language in enumerate(corpus.languages):
         outputs = [tokens_of(tmp, part, number, language) for number in range(len(texts))]
@@ -210,7 +210,7 @@ def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_te
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """Write ``train`` and ``valid`` from the training texts, or only the given part if the corpus has validation texts.
+    """Write ``train`` and ``valid`` from the training texts, or only ``part`` if the corpus has validation texts.
 
     Raises:
         ValueError: no pair is left.

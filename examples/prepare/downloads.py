@@ -136,7 +136,7 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        os.truncate(partial, 0)  # The server has no bytes after these; they may belong to another file: start again.
+        os.truncate(partial, 0)  # The server has no more bytes, so ours may belong to another file: start again.
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:

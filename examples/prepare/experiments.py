@@ -1,6 +1,7 @@
 """Corpora of the papers' experiments: sources and preparation.
 
-sacreBLEU (for test sets) and TensorFlow Datasets publish these checksums; other files have no checksum here.
+sacreBLEU publishes the checksums of the test sets, and TensorFlow Datasets publishes the others.  Files without a
+checksum here are not verified.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1 also removes pairs of very different lengths.
+    # ConvS2S section 4.1 removes pairs of this corpus whose ratio of lengths exceeds 1.5.
     "wmt14_en_fr": Corpus(
         *FR,
         train=text("training/europarl-v7.fr-en.{}", FR, EUROPARL, EUROPARL_SUM)
@@ -89,8 +90,8 @@ CORPORA = {
         normalise=True,
         words=("--nwordssrc", "200000", "--nwordstgt", "30000"),  # Gehring et al. 2016, section 4.1
     ),
-    # This preparation matches fairseq's prepare-iwslt14.sh, which follows Ranzato et al. 2015, as do Gehring et al.
-    # 2016.
+    # This preparation matches fairseq's prepare-iwslt14.sh. The script and Gehring et al. 2016 follow
+    # Ranzato et al. 2015.
     "iwslt14_de_en": Corpus(
         *IWSLT,
         train=text("de-en/train.tags.de-en.{}", IWSLT, _TED),

@@ -2,8 +2,8 @@
 """Write the demo's English and German text: numbers, dates, times, amounts, measures, countries and languages.
 
 ``make_data.py OUT`` writes ``{train,valid,test}.{en,de}`` to OUT.  The sentences are short; their words come from Babel
-(Unicode's CLDR) and num2words.  Every source sentence is unique and has one correct translation, so the parts share no
-source, and a perfect model scores 100 BLEU.  The same seed gives the same files.
+(Unicode's CLDR) and num2words.  Every source sentence is unique and has one correct translation, so a perfect model
+scores 100 BLEU.  Training, validation and test text share no source sentence.  The same seed gives the same files.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ Pair = tuple[str, str]
 
 
 def names(field: str) -> list[Pair]:
-    """Return CLDR's names of all two-letter codes in both languages, except long names and names with remarks."""
+    """Return CLDR's English and German names of two-letter codes; skip names with parentheses or over two words."""
     english, german = (getattr(Locale(language), field) for language in LANGUAGES)
     codes = sorted(code for code in english if len(code) == 2 and code in german and code not in NOT_COUNTRIES)
     pairs = [(english[code], german[code]) for code in codes]
@@ -64,7 +64,7 @@ def both(function: Callable[[str], str]) -> Pair:
 
 
 def in_words(value: float, **options: str) -> Pair:
-    # num2words writes a comma after the English "thousand", which is rare in text.
+    # num2words writes a comma after "thousand"; English text rarely has this comma.
     english, german = both(lambda language: num2words(value, lang=language, **options))
     return english.replace(",", ""), german
 
@@ -76,7 +76,7 @@ def large(rng: random.Random, digits: int) -> int:
 
 
 def fill(rng: random.Random, frames: list[Pair], *phrases: Pair) -> Pair:
-    """Insert an English and a German phrase into a random pair of frames."""
+    """Insert pairs of phrases into a random pair of frames (an English and a German sentence with gaps)."""
     english, german = rng.choice(frames)
     return english.format(*(phrase[0] for phrase in phrases)), german.format(*(phrase[1] for phrase in phrases))
 
@@ -96,7 +96,7 @@ def sums(rng: random.Random) -> Pair:
 
 
 def ordinal(rng: random.Random) -> Pair:
-    # The frames have a noun of each gender, and a dative: "am vierunddreißigsten Tag".
+    # The German frames have a noun of each gender, and a dative: "zum vierunddreißigsten Mal".
     frames = [
         ("Today is the {} day.", "Heute ist der {} Tag."),
         ("Read the {} page.", "Lies die {} Seite."),
@@ -164,7 +164,7 @@ def measure(rng: random.Random) -> Pair:
 
 
 def country(rng: random.Random) -> Pair:
-    # The frames are only lists and labels, because German sentences need an article before some of the names.
+    # Each frame is a label before a list, because some country names need an article in a German sentence.
     frames = [("Countries: {}.", "Länder: {}."), ("Please choose: {}.", "Bitte wählen Sie: {}.")]
     return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 3), rng))
 

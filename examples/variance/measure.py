@@ -61,7 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.length <= 4 * args.layers:
         parser.error(f"--length {args.length}: must be more than {4 * args.layers}, four times --layers")
-    # Create the folder now, so that an error is raised before minutes of work.
+    # Create the folder before the measurement, which takes minutes, so that an error is raised early.
     args.out.mkdir(parents=True, exist_ok=True)
     found = {
         (stack, variant): measure(args, stack, variant)
@@ -98,8 +98,8 @@ def measure(args: Namespace, stack: str, variant: str) -> Variances:
         for hook in hooks:
             hook.remove()
     result.backward(torch.randn_like(result))
-    # The zeros beyond the ends of the sentence have no variance, and each layer of kernel 3 spreads their effect by up
-    # to two words, so words near the ends are left out.
+    # Words near the ends are left out: the padding beyond the ends has no variance, and each layer of kernel 3 spreads
+    # the effect of the padding by up to two words.
     inner = slice(2 * args.layers, -2 * args.layers)
     return [(variance(output, inner), variance(output.grad, inner)) for output in outputs]
 
@@ -151,7 +151,7 @@ def write(path: Path, found: dict[tuple[str, str], Variances]) -> None:
 
 
 def draw(path: Path, found: dict[tuple[str, str], Variances]) -> None:
-    """Draw variances relative to the variance where the forward or backward pass begins."""
+    """Draw each variance relative to the variance at the start of the forward or backward pass."""
     figure = new_figure(10, 9)
     rows = figure.subplots(len(STACKS), len(QUANTITIES), sharex=True, sharey="row")
     for stack, panels in zip(STACKS, rows, strict=True):

@@ -3,9 +3,9 @@
 
 ``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes all
 results to the folder OUT.  The script first trains each model briefly with each learning rate and attention dropout of
-a grid.  The script then trains each model for 16 000 updates with each seed, in the setting with the lowest validation
-loss.  Run the same command again to resume: it skips finished trainings and continues stopped ones.  ``table.md`` and
-``curves.png`` are updated after each training.
+a grid.  The script then trains each model for 16 000 updates with each seed, in the model's setting of lowest
+validation loss.  Run the same command again to resume: it skips finished trainings and continues stopped ones.
+``table.md`` and ``curves.png`` are updated after each training.
 
 Words after ``--`` are options of fairseq-train that override the recipe.
 """
@@ -79,7 +79,10 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 
 
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
-    """Run a training, unless it has a result; if it is not part of the grid, also translate and score the test part."""
+    """Return the result of a training, which runs now if it has no result yet.
+
+    A training outside the grid also translates and scores the test part.
+    """
     folder = args.out / str(cell)
     result = folder / "result.json"
     if not result.exists():
@@ -167,7 +170,7 @@ def main() -> None:
     parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
     parser.add_argument(
         "--tokenizer",
-        help="fairseq's name of the tokenizer of the text, such as moses; its tokenization is undone before scoring",
+        help="fairseq's name of the text's tokenizer, such as moses; translations are detokenised before scoring",
     )
     parser.add_argument(
         "--rates",
@@ -177,7 +180,7 @@ def main() -> None:
         help="values of --lr-scale in the grid (default: 0.7 1 1.4)",
     )
     parser.add_argument(
-        "--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="values of the grid (default: 0 0.1)"
+        "--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="values in the grid (default: 0 0.1)"
     )
     parser.add_argument(
         "--grid-updates", type=int, default=1600, help="updates of each training of the grid (default: 1600)"
@@ -200,7 +203,7 @@ def main() -> None:
     if not any(args.data.glob("test.*.bin")):
         parser.error(f"DATA_BIN: {args.data} has no test part; run fairseq-preprocess with --testpref")
     args.out.mkdir(parents=True, exist_ok=True)
-    # Other rates, dropouts and seeds are allowed, because each has its own folder.
+    # A later call may have other rates, dropouts and seeds, because each training has its own folder.
     shared = {"data": args.data.resolve(), "reference": args.reference.resolve(), "tokenizer": args.tokenizer}
     shared["options"] = shlex.join(given)
     made = chain(args.out.glob("*/result.json"), args.out.glob("*/checkpoint*.pt"))

@@ -36,7 +36,7 @@ def import_user_dir(folder: Path | None) -> None:
         import_user_module(Namespace(user_dir=folder))
     except ImportError as error:
         raise ValueError(
-            f"--user-dir {folder} cannot be imported: {error}; correct it, or give another folder"
+            f"--user-dir {folder} cannot be imported: {error}; correct the code, or give another folder"
         ) from error
 
 

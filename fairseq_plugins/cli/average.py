@@ -85,7 +85,7 @@ def write_mean(paths: Sequence[Path], output: Path) -> None:
         for name in total:
             total[name] += state["model"][name].detach().double()
     means = {name: (value / len(paths)).to(state["model"][name].dtype) for name, value in total.items()}
-    # The moving average (EMA) of one checkpoint does not match the mean parameters.
+    # The last checkpoint's moving average (EMA) is dropped, because it does not match the mean parameters.
     extra = {name: value for name, value in (state.get("extra_state") or {}).items() if not name.startswith("ema")}
     averaged = {
         **state,
@@ -117,7 +117,7 @@ def architecture(state: Mapping[str, Any]) -> Any:
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
-    """Return whether an entry is averaged: parameters are averaged; version numbers are not, even as floats."""
+    """Return whether an entry is averaged: all floating-point tensors are, except version numbers."""
     return value.is_floating_point() and not name.endswith("version")
 
 

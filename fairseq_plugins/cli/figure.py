@@ -31,7 +31,7 @@ def add_picture(parser: ArgumentParser, default: str | None = None) -> None:
 
 def _picture(name: str) -> Path:
     path = Path(name)
-    if path.suffix.lower() not in {".png", ".pdf", ".svg"}:  # matplotlib would add a suffix
+    if path.suffix.lower() not in {".png", ".pdf", ".svg"}:
         raise ArgumentTypeError(f"{name} must end in .png, .pdf or .svg")
     if path.is_dir():
         raise ArgumentTypeError(f"{name} is a folder; give a file")

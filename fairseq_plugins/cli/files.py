@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def refuse_existing(path: Path, makes_folder: bool = False) -> None:
-    """Refuse an output path that exists, even as a broken symbolic link, or whose folder is missing.
+    """Refuse an output path if the path exists, even as a broken symbolic link, or if its folder is missing.
 
     Raises:
         ValueError: the path exists, or its folder does not exist and will not be made.
@@ -53,7 +53,7 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
         if named and not isinstance(error, UnicodeError):
             raise
         raise ValueError(
-            f"{path} {cannot}: {type(error).__name__}: {error}; correct this, or give another file"
+            f"{path} {cannot}: {type(error).__name__}: {error}; correct the file, or give another file"
         ) from error
 
 

@@ -26,7 +26,7 @@ class Hypothesis:
     Attributes:
         words: generated words, after ``--remove-bpe``.
         text: detokenised text.
-        log_probability: log p(words | source) in nats; fairseq prints it with 4 decimals for each token.
+        log_probability: log p(words | source) in nats, the sum of token scores, which fairseq prints with 4 decimals.
         length: number of generated tokens, including the end of the sentence.
     """
 
@@ -78,7 +78,7 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
 
 
 def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
-    """Read one line of a file for each sentence.
+    """Read a file that has one line for each sentence.
 
     Raises:
         ValueError: the file has more or fewer lines than there are sentences, or a line is invalid UTF-8.

@@ -1,4 +1,4 @@
-"""Convert a checkpoint of fairseq's fconv to convs2s, with the same translations."""
+"""Convert a checkpoint of fairseq's fconv to convs2s; the translations stay the same."""
 
 from __future__ import annotations
 
@@ -47,4 +47,4 @@ def find_converter(model: str) -> ModuleType:
     for family in MODEL_REGISTRY.values():
         if name := getattr(family, "converters", {}).get(model):
             return importlib.import_module(name)
-    raise ValueError(f"import-{model}: no family converts {model}; reinstall the plugin with fairseq_plugins/convs2s")
+    raise ValueError(f"import-{model}: no family converts {model}; reinstall the plugin, including convs2s")

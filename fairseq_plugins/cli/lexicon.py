@@ -127,13 +127,13 @@ def read_word_pairs(source: Path, target: Path) -> Iterator[tuple[list[str], lis
             raise ValueError(f"{longer} has {lines} lines and {shorter} has {number - 1}: give line-aligned files")
         if bool(source_words) != bool(target_words):
             empty, other = (target, source) if source_words else (source, target)
-            raise ValueError(f"{empty}, line {number}: empty, but not empty in {other}; remove such pairs")
+            raise ValueError(f"{empty}, line {number}: empty, but {other} has words in this line; remove the pair")
         if source_words:
             yield source_words, target_words
 
 
 def read(path: Path) -> Iterator[list[str]]:
-    """Yield the words of each line, split like fairseq."""
+    """Split each line into words, as fairseq does."""
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             try:
@@ -149,7 +149,7 @@ def read(path: Path) -> Iterator[list[str]]:
 
 
 def align(aligner: str, work: Path) -> None:
-    """Align ``source`` and ``target`` in ``work`` into the files ``forward`` and ``reverse`` there."""
+    """Align the files ``source`` and ``target`` in ``work``, and write ``forward`` and ``reverse`` in ``work``."""
     command = [aligner, "--verbose", "--source", str(work / "source"), "--target", str(work / "target")]
     command += ["--forward-links", str(work / "forward"), "--reverse-links", str(work / "reverse")]
     last: deque[str] = deque(maxlen=5)
@@ -177,8 +177,8 @@ def align(aligner: str, work: Path) -> None:
 def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     """Count the links of each source word to each target word.
 
-    The counts of both alignment directions are summed.  Candidates from the sum cover more words of held-out sentences
-    than candidates from one direction, the intersection or grow-diag, and as many as candidates from the union.
+    The counts of both alignment directions are summed.  On held-out sentences, candidates from the sum cover as many
+    words as candidates from the union, and more than candidates from one direction, the intersection or grow-diag.
     """
     links: defaultdict[str, Counter[str]] = defaultdict(Counter)
     with ExitStack() as stack:

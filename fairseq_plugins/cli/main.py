@@ -41,8 +41,8 @@ def find(name: str) -> ModuleType:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
 
-    All functions of commands raise ValueError or OSError for errors of users.  Such an error becomes one line, and the
-    status is 1.
+    The functions of commands raise ValueError or OSError for user errors.  `main` prints such an error on one line and
+    exits with status 1.
     """
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(words: list[str]) -> Namespace:
-    """Parse the arguments of a command and set its ``run``."""
+    """Parse a command line; ``run`` in the result is the function of the command."""
     parser = ArgumentParser(
         prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
     )

@@ -114,7 +114,7 @@ def load(path: Path, data: str) -> tuple[FairseqTask, BaseFairseqModel]:
 
 
 def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
-    """Split a sentence into subwords by the file ``code`` beside the data, if the model uses such codes."""
+    """Split a sentence into subwords with the codes in the file ``code`` beside the data, if the model needs codes."""
     beside = data.absolute().parent / "code"
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
@@ -130,8 +130,9 @@ def search(
     """Find the best translation of a sentence.
 
     Returns:
-        source tokens, target tokens, and the attention of each layer by its name, with a row per source token and a
-            column per target token.  If the layers are unknown, the only entry is the attention that the model reports.
+        source tokens, target tokens, and the attention of each layer, by the layer's name.  Attention has a row per
+            source token and a column per target token.  If the layers are unknown, the only entry is the attention that
+            the model reports.
     """
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -188,7 +189,8 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
             def keep(module: Any, inputs: tuple[Any, ...], output: Any, number: int = number) -> None:
                 weights = module.weights(*inputs) if hasattr(module, "weights") else output[1]
-                # fairseq's Transformer returns attention, (heads, 1, T, S), only for one layer.
+                # fairseq's Transformer returns each head's attention, (heads, 1, T, S), for one layer, and the mean
+                # over heads, (1, T, S), for the other layers.
                 found[number] = weights.float().view(-1, *weights.shape[-2:]).mean(dim=0).t()
 
             hooks.callback(module.register_forward_hook(keep).remove)
@@ -244,7 +246,7 @@ def draw(source: Sequence[str], target: Sequence[str], layers: dict[str, Tensor]
         panel.set_title(name, fontsize="medium")
         panel.set_xticks(*across, rotation=90, fontsize="small", fontfamily=fonts, parse_math=False)
         panel.set_yticks(*down, fontsize="small", fontfamily=fonts, parse_math=False)
-        # Only panels at the left and at the bottom have words.
+        # Only the leftmost and the lowest panels show the tokens.
         panel.tick_params(labelleft=number % columns == 0, labelbottom=number + columns >= len(layers))
     for panel in panels:
         panel.remove()

@@ -41,11 +41,11 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Draw both vectors over the updates."""
+    """Draw κ and α over the updates."""
     files = list_files(args.checkpoints)
     refuse_input_as_output(args.output, files)
     fairseq_plugins.install()
-    with naming_file_in_errors(files[0], "or a checkpoint after it cannot be drawn"):
+    with naming_file_in_errors(files[0], "or a later checkpoint cannot be drawn"):
         updates, vectors = read(files, args.layer)
         draw(updates, vectors, args.output)
     print(f"{len(updates)} checkpoints, updates {updates[0]} to {updates[-1]}\n{args.output}")
@@ -63,7 +63,7 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """Return the sorted update numbers of the checkpoints, and κ and α of one or all layers, (updates, branches)."""
+    """Return the sorted update numbers of the checkpoints, and κ and α, (updates, branches), of one or all layers."""
     import torch
     from fairseq import checkpoint_utils
 
@@ -93,7 +93,7 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
 
 
 def holds_logits(state: dict[str, Any]) -> bool:
-    """Return whether κ and α are softmaxes of learned logits, and not the learned parameters themselves."""
+    """Return whether the checkpoint stores logits, whose softmaxes are κ and α."""
     return str(getattr(state["cfg"]["model"], "branch_constraint", "simplex")) == "softmax"
 
 

@@ -75,7 +75,7 @@ def run(args: Namespace) -> None:
 
 
 def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
-    """Return the curves in own-data's folder, or in the folder of one of its models, by the names of their logs."""
+    """Return the curves of own-data's folder, or of the folder of one of its models; keys are paths of logs."""
     logs = sorted([*folder.glob(LOG), *folder.glob(f"*/{LOG}")])
     found = {}
     for log in logs:

@@ -16,13 +16,13 @@ from typing import Any
 GRACE = 5  # seconds between the interrupt of a program and its kill
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
-# Newer fairseq versions drop the last batch if its number of sentences is not a multiple of 8. This option keeps it.
+# Newer fairseq versions drop a last batch whose number of sentences is not a multiple of 8. The option keeps the batch.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
 # In validation and test, skip sentences that are too long for the model, as fairseq does in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
-SHOWN = 15  # last lines of a failed command that its error shows
+SHOWN = 15  # number of last output lines that the error of a failed command shows
 
 # Run the installed command without the working folder on the module path, because a folder of texts may contain a
 # sacrebleu.py. Python's option for this, -P, exists from Python 3.11 on.
@@ -141,9 +141,19 @@ def fairseq_lines(
         raise ValueError(f"fairseq-{command} failed (status {process.returncode}). Its last lines:\n{end}")
 
 
+def end_with_this_process() -> str:
+    """Return Python code by which a child process is killed as soon as this process has ended, on Linux."""
+    return f"""import ctypes, os
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, {signal.SIGKILL.value})  # PR_SET_PDEATHSIG
+if os.getppid() != {os.getpid()}:
+    sys.exit()
+"""
+
+
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Work without standard input or standard error in this context, and handle errors of the standard output.
+    """In this context, replace a closed standard input or error stream, and handle errors of the standard output.
 
     If the reader of the output has exited (``| head``), the program ends by SIGPIPE, as usual.
 
@@ -153,7 +163,7 @@ def standard_streams() -> Iterator[None]:
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # Otherwise the next opened file would become this stream.
+        except OSError:  # without a replacement, the next opened file would become this stream
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (open until the process ends)
@@ -173,7 +183,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Return whether an error comes from the standard output; errors of files have a file name (`replacing`)."""
+    """Return whether an error comes from the standard output; errors of files have a file name, see `replacing`."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 

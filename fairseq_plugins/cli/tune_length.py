@@ -2,9 +2,9 @@
 
 tune-length ranks the hypotheses by (log p(y|x) + W (|y| - 1)) / |y|^A for each exponent A and word penalty W, without
 decoding again.  W is in nats (Gehring et al. 2016, section 4.4; --word-penalty of translation_fast).  If own-data's
-folder OUT is given, tune-length first translates the validation part to OUT/ARCH/nbest, unless it has done so before.
-Other lists must be made without a word penalty, and with --nbest equal to --beam.  After tuning, decode with the best
-penalty: the search may then find other hypotheses.
+folder OUT is given, tune-length first translates the validation part to OUT/ARCH/nbest, unless a current translation
+exists there.  If files with n-best lists are given, they must have been generated without a word penalty, and with
+--nbest equal to --beam.  After tuning, decode with the best penalty: the search may then find other hypotheses.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from fairseq_plugins.cli.own_data.folder import (
     is_complete,
     read_held_out,
 )
-from fairseq_plugins.cli.score import TOKENIZERS, tokenizer_for
+from fairseq_plugins.cli.score import TOKENIZERS
 from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.common.text import tokenizer_for
 
 LARGEST = 10  # largest exponent; larger powers of a length would overflow
 
@@ -41,7 +42,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="GENERATED",
-        help="output of fairseq-generate --nbest K or of its shards, or own-data's folder",
+        help="output file of fairseq-generate --nbest K, or the files of all shards, or own-data's folder",
     )
     parser.add_argument("--arch", help="with own-data's folder: the architecture, if several models were trained there")
     add_user_dir(parser, default=USER_DIR)
@@ -54,8 +55,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: none if references are "
-        "tokenised; with own-data's folder, chosen by language; otherwise 13a)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: with own-data's folder, "
+        "chosen by language; with tokenised references, none; otherwise 13a)",
     )
     parser.add_argument(
         "--alphas",
@@ -76,10 +77,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Print BLEU and the length ratio for each exponent and penalty, and recommend the best ones.
+    """Print BLEU and the length ratio for each pair of exponent and penalty, and recommend the best pair.
 
-    If several pairs are equally good, the exponent closest to fairseq's default, 1, is recommended, and then the
-    penalty closest to 0.
+    Among equally good pairs, the exponent closest to 1, fairseq's default, is preferred, and then the penalty closest
+    to 0.
     """
     if not all(abs(alpha) <= LARGEST for alpha in args.alphas):
         raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
@@ -126,12 +127,15 @@ def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:
 
 
 def best_texts(sentences: Sequence[Sentence], alpha: float, word_penalty: float = 0.0) -> list[str]:
-    """Return the best hypothesis of each sentence; among equally good ones, the first in fairseq's order."""
+    """Return the best hypothesis of each sentence; if scores are equal, the first hypothesis in fairseq's order."""
     return [max(sentence.hypotheses, key=lambda each: each.score(alpha, word_penalty)).text for sentence in sentences]
 
 
 def printed_references(sentences: Sequence[Sentence], tokenizer: str | None) -> tuple[list[str], str]:
-    """Return the lists' references, and sacreBLEU's tokenizer: by default ``13a`` for detokenised text, or ``none``."""
+    """Return the references in the n-best lists, and sacreBLEU's tokenizer.
+
+    The default tokenizer is ``13a`` if hypotheses are detokenised, and otherwise ``none``.
+    """
     references = [sentence.reference for sentence in sentences if sentence.reference is not None]
     if len(references) < len(sentences):
         missing = f"{len(sentences) - len(references)} of {len(sentences)}"

@@ -1,9 +1,9 @@
-"""Decode-time state: `StepwiseDecoding` computes the steps of one batch, and `RowOrder` tracks the order of its rows.
+"""Decode-time state: `StepwiseDecoding` computes the steps of one batch, and `RowOrder` stores the order of its rows.
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
 A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and drops
-finished sentences.  This selection is an index, which the next step applies, so that each row is copied only once.
+finished sentences.  The selection is stored as an index until the next step, so that each row is copied only once.
 
 Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
 When sentences are dropped, other sentences may fill the gaps, with all their rows.  The contract is checked on the
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
 
 _FIRST_CAPACITY = 16  # steps; default initial capacity, and minimum growth
-_BROKEN = "rows may move only within their sentence, and sentences only if others are dropped"
+_BROKEN = "a row may move only within its sentence, and a sentence may move only if another sentence is dropped"
 
 _OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
 _OPERATORS.define("reorder_rows(Tensor state, Tensor order) -> Tensor")
@@ -45,7 +45,7 @@ class Decoding(Protocol):
     def make_room(self) -> None:
         """Check that the model has a position for the next token, and allocate memory if the state is full.
 
-        The host calls this before each step.
+        Call this method on the host before a step.
         """
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -75,7 +75,7 @@ class StepwiseDecoding:
 
     Args:
         source: encoder output, one entry per sentence.
-        capacity: number of steps to allocate memory for.  If given, the state is `fixed`.
+        capacity: number of steps to allocate memory for.  If the capacity is given, the state is `fixed`.
         words: candidate words to predict, see `selected_rows`; None for all words.
 
     Attributes:
@@ -111,14 +111,14 @@ class StepwiseDecoding:
 
     @abstractmethod
     def set_up(self) -> None:
-        """Prepare the weights, project the source, and create the initial state.  This is called once per batch."""
+        """Prepare the weights, project the source, and create the initial state, once per batch."""
 
     @abstractmethod
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def projected(self) -> Iterable[Any]:
-        """Return the parts of the state that have entries per sentence; `per_sentence` names these attributes."""
+        """Return the parts of the state with tensors per sentence; ``per_sentence`` of a part names these tensors."""
         return ()
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -151,7 +151,7 @@ class StepwiseDecoding:
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the n new tokens among all tokens so far, (R, T); return logits, (R, n, V), and the attention."""
+        """Decode the n new tokens at the end of all tokens, (R, T); return logits, (R, n, V), and attention."""
         length = prev_output_tokens.size(1)
         if length <= self.steps:
             raise ValueError(
@@ -220,10 +220,10 @@ class FairseqDecoding:
 
 
 def reorder_rows(state: Tensor, order: Tensor | None) -> Tensor:
-    """Return a copy of a state, (R, ...), with its rows in a new order, (R,), or the state itself without an order.
+    """Return a copy of a state, (R, ...), with its rows in a new order, (R,); without an order, return the state.
 
-    In compiled code this is a custom operator without gradient, which the compiler cannot fuse with other operations.
-    Otherwise torch 2.6 to 2.9 may write the next state to the memory that is still being read, and translations are
+    Compiled code calls a custom operator without gradient, which the compiler cannot fuse with other operations.  With
+    fused operations, torch 2.6 to 2.9 may write the next state to memory that is still being read, and translations are
     silently wrong.
     """
     if order is None:
@@ -246,12 +246,12 @@ def update_state(state: Any, /, **parts: Tensor) -> None:
 class KeptSentences:
     """The sentences of a batch that remain after other sentences have finished."""
 
-    sentences: Tensor  # index that each remaining sentence had before, in the new order, (B,)
+    sentences: Tensor  # previous index of each remaining sentence, in the new order, (B,)
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the entries of the remaining sentences in x, which has one entry per previous sentence.
+        """Return the entries of the remaining sentences; x has one entry for each sentence of the previous step.
 
-        On a CPU this overwrites x, and copies only the entries that move.  Do not use x afterwards.
+        On a CPU, this method overwrites x and copies only the entries that move.  Do not use x afterwards.
         """
         if x.device.type != "cpu":  # the host does not know which sentences move
             return x.index_select(0, self.sentences)
@@ -279,14 +279,15 @@ class RowOrder:
         return self.rows if self._pending is None else self._pending.numel()
 
     def reorder(self, new_order: Tensor) -> None:
-        """Set the order of the next step: its row i continues the current row ``new_order[i]``."""
+        """Set the order of the next step: row i of the next step continues the current row ``new_order[i]``."""
         if new_order.numel() % self.beam or new_order.numel() > self.left:
-            raise RuntimeError(f"cannot re-order {self.left} rows of {self.beam} per sentence to {new_order.numel()}")
+            rows = new_order.numel()
+            raise RuntimeError(f"new_order has {rows} rows: pass a multiple of {self.beam}, at most {self.left}")
         torch._assert_async(self._keeps_sentences(new_order), _BROKEN)
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return and clear the order of the next step; also return the remaining sentences if others are dropped."""
+        """Return and clear the order of the next step; return also the remaining sentences if sentences are dropped."""
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
             return order, None
@@ -294,7 +295,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether each sentence's rows stay together and, unless sentences are dropped, in place: a scalar."""
+        """Return whether rows stay in their sentences and, if no sentence is dropped, sentences keep their places."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -35,7 +35,7 @@ class InputEmbedding(nn.Module):
         self.scale = scale
         assert words.padding_idx is not None
         self.padding_idx = words.padding_idx
-        # fairseq's first position has the index padding_idx + 1, so the table needs that many additional rows.
+        # fairseq's first position has the index padding_idx + 1, so the table needs padding_idx + 1 additional rows.
         size = (max_positions + self.padding_idx + 1, words.embedding_dim, self.padding_idx)
         self.positions = normal_embedding(*size) if positions == "learned" else None
         if positions == "sinusoidal":
@@ -54,9 +54,10 @@ class InputEmbedding(nn.Module):
         return self.dropout(x)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed one token per row at ``position``, (1,) or (rows,), counted from zero: (rows,) -> (rows, f).
+        """Embed one token per row: (rows,) -> (rows, f).
 
-        The caller must call `check_length`, because a check here would synchronise with the device.
+        ``position``, (1,) for all rows or (rows,), counts from zero.  The caller must call `check_length`,
+        because a check here would synchronise with the device.
         """
         x = self._embed_words(tokens)
         if self.positional:
@@ -82,7 +83,7 @@ class InputEmbedding(nn.Module):
 def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, option: str) -> nn.Embedding:
     """Return embeddings of width ``dim`` from a file; words that the file lacks get random embeddings.
 
-    The file ``path``, the value of ``option``, has a header and lines ``word number number ...``.
+    The file has a header and lines ``word number number ...``.  ``path`` is the value of the command-line ``option``.
     """
     embedding = normal_embedding(len(dictionary), dim, dictionary.pad())
     if path is None:
@@ -106,7 +107,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
 
 
 def normal_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float = 0.1) -> nn.Embedding:
-    """Return normally distributed embeddings, and zero for padding; ConvS2S uses the default of ``std``."""
+    """Return normally distributed embeddings, with zeros for padding; the default of ``std`` is ConvS2S's."""
     embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx=padding_idx)
     nn.init.normal_(embedding.weight, mean=0, std=std)
     nn.init.zeros_(embedding.weight[padding_idx])

@@ -43,10 +43,11 @@ def count_lines(path: Path) -> int:
 
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
-    """Yield a temporary path in the same folder; at the end, rename it to ``path``, or remove it after an error.
+    """Yield a temporary path in the folder of ``path``.
 
-    Several processes may write the same path.  Each process has its own temporary path, and the last process to
-    finish determines the content.
+    At the end, the temporary file or folder is renamed to ``path``; after an error, it is removed.  Several processes
+    may write the same path.  Each process has its own temporary path, and the last process to finish determines the
+    content.
     """
     unfinished = _name_beside(path)
     try:
@@ -56,7 +57,7 @@ def beside(path: Path) -> Iterator[Path]:
                 os.fsync(file.fileno())  # otherwise a power failure may leave the new name without the content
         unfinished.replace(path)
     except BaseException:
-        _remove(unfinished)  # this file may have filled the disk
+        _remove(unfinished)  # the unfinished file may have filled the disk
         raise
 
 
@@ -95,7 +96,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add the name of the file to an OSError without file name, such as the error of a full disk."""
+    """Name the file in an OSError that has no file name, such as the error of a full disk."""
     try:
         yield
     except OSError as error:
@@ -105,10 +106,10 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def _name_beside(path: Path) -> Path:
-    """Return a temporary path for this process, and remove those of killed processes of this machine."""
+    """Return a temporary path for this process, and remove temporary files of killed processes on this machine."""
     before, after = f"{path.name}.{os.uname().nodename}-", ".tmp"
     own = path.with_name(f"{before}{os.getpid()}{after}")
-    _remove(own)  # a killed process with the same number may have left it
+    _remove(own)  # a killed process with the same number may have left a file
     for left in path.parent.glob(f"{escape(before)}*{after}"):
         with suppress(ValueError, OverflowError, PermissionError):  # PermissionError: another user's process
             try:

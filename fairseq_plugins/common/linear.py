@@ -1,8 +1,8 @@
 """Linear maps and weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``.
 
-A normalised weight w is computed from its parameters g and v each time it is read.  Training needs this.  Decoding
-computes w once, which is called folding.  Parameters have the same names in checkpoints as with torch's
-parametrisation, which is not used here because it changes the class of a module.
+A normalised weight w is computed from its parameters g and v each time w is read, because training updates g and v.
+Decoding computes w once, which is called folding.  In checkpoints, g and v have the names that torch's parametrisation
+uses.  torch's parametrisation itself is not used, because it changes the class of a module.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class WeightNormalisable(nn.Module):
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
     """A linear map, computed by `cpu.linear.linear`."""
 
-    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
+    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""
@@ -111,7 +111,7 @@ def remove_weight_norm_(module: nn.Module) -> None:
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
     """Return a copy of ``module`` in which normalised weights are replaced by their values.
 
-    The copy shares all other tensors with ``module``, and also the objects in ``shared``.
+    The copy and ``module`` share all other tensors, and the objects in ``shared``.
     """
     keep: itertools.chain[object] = itertools.chain(module.parameters(), module.buffers(), shared)
     twin = copy.deepcopy(module, {id(item): item for item in keep})

@@ -40,7 +40,7 @@ class SourceEncoder(FairseqEncoder):
 
     @abstractmethod
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values, (B, S, width) each, for embeddings, (B, S, f), and a padding mask, (B, S)."""
+        """From embeddings, (B, S, f), and a padding mask, (B, S), compute keys and values, (B, S, width) each."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
         """Encode a batch, (B, S), padded on either side; padding determines the lengths."""
@@ -62,7 +62,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     decoding_class: ClassVar[type[StepwiseDecoding]]  # subclass of `StepwiseDecoding` for this decoder
     output_projection: nn.Linear  # linear map from features to logits
-    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
+    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -142,11 +142,11 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     @property
     def wants_attention(self) -> bool:
-        """Whether `features` should return the attention: not in training, nor if `need_attn` is false."""
+        """Whether `features` should return the attention: in evaluation mode, if ``need_attn`` is true."""
         return self.need_attn and not self.training
 
     def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
-        """Set the order of the next step: its row i continues the current row ``new_order[i]``."""
+        """Set the order of the next step: row i of the next step continues the current row ``new_order[i]``."""
         decoding = self.get_incremental_state(incremental_state, _STATE)
         if decoding is not None:
             decoding.order.reorder(new_order)
@@ -162,9 +162,9 @@ class TranslationModel(FairseqEncoderDecoderModel):
     Attributes:
         family: name of the model family, for error messages.
         shortest_warmup: minimum number of warm-up updates when own-data trains the model.
-        onnx_program: name of the module that builds the ONNX programs.  Its functions ``encode``, ``set_up`` and
-            ``step`` add operators to the programs; ``PARTS`` lists the classes of modules that they can export.
-            Subclasses do not inherit the attribute, because they may compute a different function.
+        onnx_program: name of the module that builds the ONNX programs.  The module's functions ``encode``, ``set_up``
+            and ``step`` add operators to the programs, and its ``PARTS`` lists the classes that can be exported.
+            Subclasses do not inherit ``onnx_program``, because they may compute a different function.
         converters: name of a module with a function ``convert``, for each model of fairseq whose checkpoints can be
             converted to this family.
         state_version: version of the checkpoint layout, saved as a buffer.
@@ -182,7 +182,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
-        """Call `fairseq_plugins.install`, and load a model like fairseq's ``from_pretrained``."""
+        """Call `fairseq_plugins.install`, then load a model with fairseq's ``from_pretrained``."""
         fairseq_plugins.install()
         return super().from_pretrained(*args, **kwargs)
 

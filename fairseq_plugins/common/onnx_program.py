@@ -251,7 +251,7 @@ class StepProgram(Program):
         self._past_bias = ""
 
     def state(self, width: int) -> str:
-        """Add a state, and return its name; its rows are in the order of the previous step, (previous rows, width)."""
+        """Add a state, (previous rows, width), with its rows in the order of the previous step; return its name."""
         if not self.states:
             self._order = self.input("order", np.int64, ["R"])
         name = self.input(f"state{len(self.states)}", np.float32, ["before", width])
@@ -267,9 +267,9 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add attention to the earlier steps and this one, (B, h, k, v) -> (B, h, k, v).
+        """Add attention to the earlier steps and the current step: (B, h, k, v) -> (B, h, k, v).
 
-        ``keys_values`` are keys and values of this step, concatenated, (R, 2·h·v).
+        ``keys_values`` are keys and values of the current step, concatenated, (R, 2·h·v).
         """
         n = self._attending
         if not n:

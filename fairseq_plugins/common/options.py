@@ -1,7 +1,7 @@
 """Options of models: defaults, allowed ranges, architectures (named sets of options), and lists of layers.
 
-In a configuration class, the default of an option that differs between architectures is None.  hydra applies these
-defaults before the architecture's function runs, and this function could not tell another default from a user's value.
+In a configuration class, the default of an option that differs between architectures is None.  hydra applies defaults
+before the architecture's function runs, and the function can distinguish only None from a user's value.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def flag(option: str) -> str:
 
 
 def fill_in(args: Options, values: Mapping[str, Any]) -> None:
-    """Set the options that are unset to the given values."""
+    """Assign the given values to options that are unset."""
     for option, value in values.items():
         # An unset option is None, and omegaconf 2.0 returns None for an unknown option.
         if getattr(args, option, None) is None:
@@ -92,12 +92,12 @@ def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
 
 
 _MAX_LENGTH = 1000  # elements of a list
-_MAX_SIZE = 10_000  # values, including nested ones
+_MAX_SIZE = 10_000  # values in a list and in its nested lists
 _MAX_TEXT = 100_000  # characters; Python's parser needs over 1000 bytes per character, and crashes on deep nesting
 
 
 def literal(text: str) -> Any:
-    """Return the value of a Python literal that may join lists by ``+`` and repeat a list by ``*`` and an integer.
+    """Return the value of a Python literal, in which ``+`` may join lists and ``*`` may repeat a list.
 
     fairseq's options contain such text, for example ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes it to
     ``eval``, which runs any code.  Tuples can be joined and repeated like lists.
@@ -135,7 +135,7 @@ def _combine(left: Any, operation: ast.operator, right: Any) -> Any:
     elif isinstance(left, list | tuple) and type(left) is type(right) and _fits([*left, *right]):
         return type(left)([*left, *right])
     raise ValueError(
-        f"only lists can be joined and repeated, up to {_MAX_LENGTH} elements, {_MAX_SIZE} including nested ones"
+        f"+ and * must return a list of at most {_MAX_LENGTH} elements and at most {_MAX_SIZE} nested values"
     )
 
 
@@ -161,7 +161,7 @@ class ConvolutionSpec(NamedTuple):
 def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:
     """Return, for each layer, its input width and the width at the start of its residual connection.
 
-    The input of the first layer has the same width as its output.  Without a residual connection, the second number is
+    The input of the first layer has the same width as its output.  Without a residual connection, both widths are
     the input width.
     """
     widths = [layer.width for layer in layers[:1]] + [layer.width for layer in layers]
@@ -189,14 +189,14 @@ def parse_convolutions(text: str, option: str, may_be_empty: bool = False) -> li
         if spec.residual > len(specs) + 1:
             raise ValueError(
                 f"{option}: the residual connection of layer {len(specs) + 1} starts {spec.residual} layers back, "
-                f"at most {len(specs) + 1} are possible, got {text!r}; lower its third number"
+                f"at most {len(specs) + 1} are possible, got {text!r}; lower the layer's third number"
             )
         specs.append(spec)
     return specs
 
 
 def parse_attention(text: str, layers: int) -> list[bool]:
-    """Parse which decoder layers have attention: ``True`` for all layers, or a list with one truth value per layer."""
+    """Parse --decoder-attention: ``True`` for all layers, or a list with one truth value per layer."""
     expected = (
         f"--decoder-attention: expected True or a list of {layers} truth values, at least one of them True, "
         f"such as '[True] * {layers}', but got {text!r}"

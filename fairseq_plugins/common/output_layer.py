@@ -28,7 +28,7 @@ _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBas
 
 
 def has_plain_softmax(model: BaseFairseqModel) -> bool:
-    """Return whether the model's probabilities are the softmax of its decoder's output, by fairseq's methods."""
+    """Return whether fairseq's methods compute the model's probabilities: a softmax of the decoder's output."""
     decoder = model.decoder
     return (
         decoder.adaptive_softmax is None
@@ -42,9 +42,10 @@ def has_plain_softmax(model: BaseFairseqModel) -> bool:
 def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
     """Make the model's decoder predict only candidates in this context; output i is the i-th candidate.
 
-    Use this in training: it modifies the model, which must not be used by other threads.  The rows of the output layer
-    are selected when the context is entered, and gradients reach the model's parameters.  Input tokens remain indices
-    of the dictionary.  The model may be inside a wrapper for distributed training.
+    Use this function in training.  Other threads must not use the model at the same time, because this function
+    modifies it.  The rows of the output layer are selected when the context is entered, and gradients reach the model's
+    parameters.  Input tokens remain indices of the dictionary.  The model may be inside a wrapper for distributed
+    training.
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
@@ -59,7 +60,8 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
 def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
     """Return a copy of the model whose output i is the i-th candidate; the copy shares all other parts with the model.
 
-    Use this in translation: it does not modify the model, so other threads can use the model at the same time.
+    Use this function in translation.  Other threads can use the model at the same time, because this function does not
+    modify it.
     """
     name, selected = _selected(model, candidates)
     selected.packing = packing
@@ -77,8 +79,8 @@ def with_part(module: ModuleT, name: str, part: nn.Module) -> ModuleT:
 def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
     """Return a linear map that computes only selected outputs of ``linear``: (..., K) -> (..., n).
 
-    Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, so that copies of a model
-    share them like parameters.  The weight may be normalised per row, by this plugin or by torch's `weight_norm`.  The
+    Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, which copies of a model
+    share like parameters.  The weight may be normalised per row, by this plugin or by torch's `weight_norm`.  The
     output for a negative index is minus infinity.
     """
     found = rows.clamp(min=0)
@@ -110,7 +112,7 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, Linear]:
 
 
 def _parts(module: nn.Module) -> tuple[Tensor, ...]:
-    """Return the weight, (V, K), or, if it is normalised, its direction, (V, K), and magnitude, (V, 1)."""
+    """Return a plain weight, (V, K), or a normalised weight's direction, (V, K), and magnitude, (V, 1)."""
     if isinstance(module, nn.Linear) and type(module).forward in (Linear.forward, nn.Linear.forward):
         map_: Any = module
         match list(map_._forward_pre_hooks.values()), getattr(map_, "normalised", None):
@@ -121,6 +123,6 @@ def _parts(module: nn.Module) -> tuple[Tensor, ...]:
             case [WeightNorm(name="weight", dim=0)], None:
                 return map_.weight_v, map_.weight_g
     raise ValueError(
-        f"{type(module).__name__} is not a linear map with a weight that is plain or normalised by row; leave out "
+        f"expected a linear map with a plain or row-normalised weight, got {type(module).__name__}; leave out "
         "--candidates"
     )

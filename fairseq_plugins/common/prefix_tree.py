@@ -108,5 +108,5 @@ class PrefixTree:
 
 
 def _with_zeros(x: Tensor) -> Tensor:
-    """Append a row of zeros for an embedding lookup, whose gradient is computed faster than that of indexing."""
+    """Append a row of zeros for `F.embedding`, whose gradient is computed faster than the gradient of indexing."""
     return F.pad(x, (0, 0, 0, 1))

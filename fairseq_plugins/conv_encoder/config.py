@@ -36,7 +36,8 @@ DEFAULTS = {
     "init_range": 0.05,
 }
 
-# Options that only the named encoder types read.  With other types, these options cause a warning; sizes cause none.
+# Options that only the named encoder types read.  With another encoder type, a listed option causes a warning.  Sizes
+# of other encoder types cause no warning, so they are not listed.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
@@ -49,7 +50,9 @@ _OF_TYPES = {
 # Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
-    dropout: Optional[float] = option(None, "dropout on embeddings, decoder output and between LSTM layers", FRACTION)
+    dropout: Optional[float] = option(
+        None, "dropout on embeddings and decoder output, and between LSTM layers", FRACTION
+    )
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = option(  # type: ignore[valid-type]
         None, "encoder: convolutional (section 3.2), pooling (section 3.1), or a baseline, lstm or bilstm (section 2)"
     )
@@ -77,10 +80,10 @@ class ConvEncoderConfig(FairseqDataclass):
     encoder_lstm_positional_embeddings: bool = option(False, "lstm and bilstm: add position embeddings (table 1)")
     decoder_hidden_size: Optional[int] = option(None, "units of a decoder layer", SIZE)
     decoder_layers: Optional[int] = option(
-        None, "number of LSTM layers of the decoder; the first one attends", Range(1, MOST_LAYERS)
+        None, "number of LSTM layers of the decoder; the first layer attends", Range(1, MOST_LAYERS)
     )
     init_range: Optional[float] = option(
-        None, "range of initial weights, except convolutions; narrow layers need a wider range", POSITIVE
+        None, "range of initial weights, except in convolutions; narrow layers need a wider range", POSITIVE
     )
     max_source_positions: int = option(II("task.max_source_positions"), allowed=SIZE)
     max_target_positions: int = option(II("task.max_target_positions"), allowed=SIZE)

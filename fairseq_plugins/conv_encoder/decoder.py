@@ -90,7 +90,7 @@ class _Recurrence(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         steps, batch, width = x.shape
         hidden = width // 4
-        states = x.new_zeros(steps + 1, batch, hidden)  # includes the initial state
+        states = x.new_zeros(steps + 1, batch, hidden)  # the initial state, and the state after each step
         cells = torch.zeros_like(states)
         gates, queries, contexts = torch.empty_like(x), torch.empty_like(q), torch.empty_like(q)
         attention = x.new_empty(steps, batch, keys.size(1))
@@ -115,7 +115,7 @@ class _Recurrence(torch.autograd.Function):
         steps, batch, width = gates.shape
         to_state, to_context = (prepare_linear(weight.t().contiguous(), None, batch) for weight in (w_h, w_c))
         columns = values.transpose(1, 2)
-        # Gradients of all steps, for the gates' pre-activations and the queries (concatenated), scores, and contexts.
+        # Gradients of all steps.  `grads` concatenates the gradients of the gates' pre-activations and of the queries.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
         grad_scores, grad_contexts = torch.empty_like(attention), torch.empty_like(contexts)
         grad_h, grad_cell = torch.zeros_like(states[0]), torch.zeros_like(cells[0])
@@ -195,7 +195,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
 
 
 class ConditionalInput:
-    """The contribution of attention to the gates, with both projections applied to the source once per batch.
+    """The contribution of attention to the gates; the source is multiplied by W_d and W_c once per batch.
 
     The scores are ``d·z = h·(W_dᵀ z) + b_d·z + g·z`` for ``d = W_d h + b_d + g``.  The contribution to the gates is
     ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.  Therefore ``W_dᵀ z``, ``b_d·z`` and ``W_c v_j`` are computed once.
@@ -217,7 +217,7 @@ class ConditionalInput:
 
 
 class _StepLSTM:
-    """The state of one LSTM, (R, H), initially zero, and its step, which needs one matrix product."""
+    """The state of one LSTM, (R, H), and its step with one matrix product; the initial state is zero."""
 
     def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
         self.gates = gates
@@ -230,7 +230,10 @@ class _StepLSTM:
         return torch.cat([x, self.h], dim=1)
 
     def step(self, joined: Tensor, gates: Tensor | None = None) -> Tensor:
-        """Return the next hidden states, (R, H), for the result of `join` and a term added to the gates, (R, 4H)."""
+        """Return the next hidden states, (R, H), for the result of `join`.
+
+        The term ``gates``, (R, 4H), is added to the pre-activations of the gates.
+        """
         own = self.gates(joined)
         h, cell = lstm_cell(own if gates is None else own.add_(gates), self.cell)
         update_state(self, h=h, cell=cell)

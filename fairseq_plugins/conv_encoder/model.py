@@ -1,6 +1,6 @@
 """A Convolutional Encoder Model for Neural Machine Translation (Gehring et al. 2016, arXiv 1611.02344).
 
-The encoders are two stacks of convolutions (section 3.2), pooling (3.1), and LSTMs (section 2).
+An encoder consists of two stacks of convolutions (section 3.2), of pooling (section 3.1), or of LSTMs (section 2).
 
 B sentences, S source positions, f embedding width, C layer width.
 """
@@ -34,7 +34,7 @@ class ConvolutionalEncoder(SourceEncoder):
 
     Args:
         attention: layers of CNN-a, from the input up.
-        aggregation: layers of CNN-c.  If empty, values are the embeddings; if None, values are the outputs of CNN-a.
+        aggregation: layers of CNN-c.  Without layers, values are the embeddings; with None, the outputs of CNN-a.
     """
 
     def __init__(
@@ -85,24 +85,25 @@ class ConvolutionStack(nn.Module):
             x = convolution(x.masked_fill(padding, 0))
             if residual:
                 x = x + shortcut(outputs[-residual])
-            x = torch.tanh(x)  # also applied to the residual connection
+            x = torch.tanh(x)  # after the residual connection is added
             outputs.append(x)
         return self.to_embedding(x.transpose(1, 2))
 
 
 class Convolution(nn.Module):
-    """A centred convolution, whose window has one more position on the right if the kernel is even.
+    """A centred convolution, whose window has one more position on the right if the kernel width is even.
 
-    Section 4.3 divides the gradients of convolutions with d inputs by √d.  Otherwise the layers of a stack saturate.
-    However, optimizers that normalise gradients, such as Adam, would undo this division.  Therefore the parameters here
-    are √d times weight and bias, while their gradients are those of weight and bias.  A step of any optimizer then
-    changes weight and bias by 1/√d of the usual amount.  With plain SGD, this is the same as dividing the gradients.
+    Section 4.3 divides the gradients of convolutions with d inputs by √d.  Without this division, the layers of a stack
+    saturate.  However, optimizers that normalise gradients, such as Adam, would undo the division.  Therefore the
+    parameters here are √d times weight and bias, but receive the gradients of weight and bias.  A step of any optimizer
+    then changes weight and bias by 1/√d of the usual amount.  With plain SGD, scaled parameters and divided
+    gradients are equivalent.
 
-    Gradient clipping reads the undivided gradients.  Their norm is 1.15 to 1.4 times as large as the norm in the paper
-    (measured with `conv_encoder_tiny` on Multi30k).
+    Gradient clipping reads the undivided gradients.  The norm of these gradients is 1.15 to 1.4 times as large as the
+    norm in the paper (measured with `conv_encoder_tiny` on Multi30k).
     """
 
-    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
+    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
         super().__init__()
@@ -188,8 +189,8 @@ class LSTMEncoder(SourceEncoder):
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the projected top states of all stacks as keys and as values, (B, S, f).
 
-        Sentences are first shifted so that all padding is on the right.  They can then be reversed by indices, without
-        packed sequences, which would need the lengths on the host.
+        Sentences are first shifted so that all padding is on the right.  An index then reverses each sentence.  Packed
+        sequences are not used, because they would need the lengths on the host.
         """
         tokens = padding_mask.logical_not().to(torch.long)
         first = tokens.argmax(dim=1, keepdim=True)  # column of the first token

@@ -93,7 +93,7 @@ def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) 
 
 
 def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Add the inputs of steps that depend on the source, like `ConditionalInput`; return their names and sizes."""
+    """Add the computation of `ConditionalInput`; return names and sizes of its results, which are inputs of steps."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     z, v = program.flat(keys, f), program.flat(values, f)

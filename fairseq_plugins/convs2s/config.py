@@ -32,7 +32,7 @@ class ConvS2SConfig(FairseqDataclass):
         None, "pretrained encoder embeddings: text file with a header and lines 'word number number ...'"
     )
     encoder_layers: Optional[str] = option(
-        None, "encoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
+        None, "encoder layers [(width, kernel[, residual]), ...]; residual: length of the connection in layers, or 0"
     )
     no_encoder_positional_embeddings: bool = option(False, "encoder without position embeddings")
     decoder_embed_dim: Optional[int] = option(None, "decoder embedding dimension; must equal the encoder's", SIZE)
@@ -40,7 +40,7 @@ class ConvS2SConfig(FairseqDataclass):
         None, "pretrained decoder embeddings: text file with a header and lines 'word number number ...'"
     )
     decoder_layers: Optional[str] = option(
-        None, "decoder layers [(width, kernel[, residual]), ...]; residual: layers back, 0 for none"
+        None, "decoder layers [(width, kernel[, residual]), ...]; residual: length of the connection in layers, or 0"
     )
     decoder_attention: str = option("True", "decoder layers with attention: True for all, or a list [True, False, ...]")
     decoder_out_embed_dim: Optional[int] = option(None, "input width of the output projection", SIZE)
@@ -72,14 +72,14 @@ def resolve_config(cfg: Options) -> None:
 _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 
 # The paper states 15 layers but lists only 14: 5 with 512 units, 4 with 768, 3 with 1024, one with 2048 and one with
-# 4096.  The architecture in the authors' fairseq has 6 layers with 512 units, so 15 in total, and is used here.
-# However, the paper also states a context of 25 words.  12 layers with kernel 3 have this context, as in the list;
-# 13 layers have a context of 27 words.
+# 4096.  The architecture in the authors' fairseq has 6 layers with 512 units, 15 layers in total, and is used here.
+# However, the paper also states a context of 25 words.  12 layers with kernel 3, as in the paper's list, have this
+# context; 13 layers have a context of 27 words.
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"
 
 
 def _of_width(width: int, encoder: int, decoder: int) -> dict[str, Any]:
-    """Return options for numbers of layers with kernel 3, with layers and embeddings of one width."""
+    """Return the options of a model with kernel width 3, whose layers and embeddings all have the same width."""
     layers = {"encoder_layers": f"[({width}, 3)] * {encoder}", "decoder_layers": f"[({width}, 3)] * {decoder}"}
     return layers | dict.fromkeys(("encoder_embed_dim", "decoder_embed_dim", "decoder_out_embed_dim"), width)
 
@@ -89,8 +89,9 @@ PRESETS: dict[str, dict[str, Any]] = {
     "convs2s_wmt_en_ro": {},
     "convs2s_wmt_en_de": {"encoder_layers": _WMT_EN_DE, "decoder_layers": _WMT_EN_DE},
     "convs2s_wmt_en_fr": {"encoder_layers": _WMT_EN_FR, "decoder_layers": _WMT_EN_FR},
-    # Section 5.7: six layers with 256 units.  The paper does not state the kernel width; most of its layers have 3.
-    # Embeddings are as wide as the layers here, although section 4.2 says that all embeddings have 512 dimensions.
+    # Section 5.7: six layers with 256 units.  The paper does not state the kernel width; most layers in the paper have
+    # width 3.  Embeddings are as wide as the layers here, although section 4.2 says that all embeddings have 512
+    # dimensions.
     "convs2s_gigaword": _of_width(256, 6, 6),
     # Sections 5.4 to 5.6: 13 encoder layers with kernel 3, 5 decoder layers with kernel 5.
     "convs2s_analysis": {"encoder_layers": "[(512, 3)] * 13", "decoder_layers": "[(512, 5)] * 5"},
@@ -104,7 +105,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 @dataclass
 class AnnealAfterPlateauConfig(FairseqDataclass):
     lr_shrink: float = option(
-        0.1, "factor of the learning rate after each epoch from the first plateau on", Range(0, 1, above=True)
+        0.1, "factor that reduces the learning rate after each epoch from the first plateau on", Range(0, 1, above=True)
     )
     lr: List[float] = II("optimization.lr")
     maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

@@ -1,8 +1,9 @@
 """Conversion of fconv checkpoints to convs2s.
 
-Both models compute the same function.  fairseq's checkpoints store normalised convolution weights in two ways.  If
-``decoder.version`` is 2, a weight has one magnitude per output.  If it is 1 or missing, weights of the decoder have one
-magnitude per kernel position, and the checkpoint may contain an outdated copy of a weight, ``_linearized_weight``.
+fconv and convs2s compute the same function.  fairseq's checkpoints store normalised convolution weights in two ways.
+If ``decoder.version`` is 2, a weight has one magnitude per output.  If ``decoder.version`` is 1 or missing, weights of
+the decoder have one magnitude per kernel position, and the checkpoint may contain an outdated copy of a weight,
+``_linearized_weight``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from fairseq_plugins.common.options import architecture
 from fairseq_plugins.convs2s.config import DEFAULTS, ConvS2SConfig
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
-_PADDING_IDX = 1  # in every fairseq dictionary
+_PADDING_IDX = 1  # index of padding in every fairseq dictionary
 
 _RENAMED = (
     (r"embed_tokens", "embedding.words"),
@@ -80,11 +81,11 @@ def convert_parameters(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return the options of convs2s for those of fconv and its parameters."""
+    """Return the convs2s options that match the options and parameters of an fconv model."""
     shared = ("dropout", *DEFAULTS, "decoder_attention", "share_input_output_embed")
     options = {**vars(ConvS2SConfig()), **{option: getattr(args, option) for option in shared}, "_name": "convs2s"}
     for side, option in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-        # The table has unused rows before the first position, which fairseq's option counts as positions.
+        # The table has unused rows before the first position; fairseq's option counts these rows as positions.
         options[option] = parameters[f"{side}.embed_positions.weight"].size(0) - _PADDING_IDX - 1
     return options
 

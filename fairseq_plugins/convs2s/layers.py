@@ -42,15 +42,15 @@ SQRT_HALF = math.sqrt(0.5)
 class GatedConvolution(WeightNormalisable):
     """A gated convolution: ``v([A B]) = A ⊗ σ(B)`` with ``[A B] = W * x + b``.
 
-    If it is causal, an output depends on its own position and the w - 1 previous positions.  Otherwise the window is
-    centred; if w is even, it has one more position on the right.
+    If the convolution is causal, an output depends on its own position and the w - 1 previous positions.  Otherwise the
+    window is centred; if w is even, the window has one more position on the right.
 
     A gated linear unit divides the variance of small inputs by four.  Dropout that retains inputs with probability p
     multiplies the variance by 1/p.  To keep the variance, initial weights for n inputs have the standard deviation
     √(4p/n) (section 3.5 and appendix A).
     """
 
-    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
+    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, causal: bool, retain: float = 1.0) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class MultiStepAttention(nn.Module):
         self.out_projection = normalised_linear(embed_dim, dim)
 
     def forward(self, h: Tensor, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Attend to the source by equations 1 and 2 of section 3.3, and add h; the factor √½ keeps a sum's variance.
+        """Attend to the source (equations 1 and 2 of section 3.3), and add h; the factor √½ keeps the variance.
 
         Args:
             h: output of the layer's convolution, (B, T, C).
@@ -132,7 +132,7 @@ class MultiStepAttention(nn.Module):
 
 
 class ProjectedAttention:
-    """Multi-step attention that applies both projections to the source, once per sentence, instead of to each state.
+    """Multi-step attention that applies its two projections to the source once per sentence, instead of in each step.
 
     The scores are d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z) for d = √½ (W_d h + b_d + g).  The output is
     W_o Σ a_j v_j = Σ a_j (W_o v_j), times √m.  Therefore W_dᵀ z, b_d·z and √m W_o v_j are computed once.  The term g·z
@@ -217,7 +217,7 @@ class ConvS2SDecoding(StepwiseDecoding):
 class StepConvolution:
     """A causal `GatedConvolution` that reads one input per row in each step.
 
-    It has a method `step` instead of `__call__`, because torch 2.6 would recompile a step for each callable object.
+    The method is named `step`, not `__call__`, because torch 2.6 would recompile a step for each callable object.
 
     Args:
         product: linear map with the convolution's `matrix` and bias, (R, wC) -> (R, 2D).
@@ -236,7 +236,7 @@ class StepConvolution:
 
 
 class PairedConvolution:
-    """A convolution like `StepConvolution` with kernel 3, which needs four products instead of six for two steps.
+    """A convolution with kernel 3, like `StepConvolution`, but with four products for two steps instead of six.
 
     The module `cpu.convolution` defines the products m_0 to m_3 and the two outputs.  Only m_3 needs the input of the
     second step.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2.  The second step adds m_3.

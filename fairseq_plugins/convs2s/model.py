@@ -139,7 +139,7 @@ class ConvS2SDecoder(IncrementalDecoder):
             h = shortcut(h, outputs)
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
-        # The average of layers with attention sums to one.  fairseq's does not: it divides by the number of all layers.
+        # An average over the layers with attention sums to one.  fairseq, however, divides by the number of all layers.
         return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:

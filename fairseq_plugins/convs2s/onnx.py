@@ -36,9 +36,10 @@ def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str
 
 
 def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: str) -> list[tuple[str, Sizes]]:
-    """Add the inputs of steps that depend on the source, like `ProjectedAttention`; return their names and sizes.
+    """Add the computation of `ProjectedAttention`; return names and sizes of its results, which are inputs of steps.
 
-    In contrast to `ProjectedAttention`, keys include the factor √½, and one tensor holds all layers' score biases.
+    In contrast to `ProjectedAttention`, keys include the factor √½, and one tensor contains the score biases of all
+    layers.
     """
     embed_dim = decoder.embedding.words.embedding_dim
     z, v = program.flat(keys, embed_dim), program.flat(values, embed_dim)
@@ -113,7 +114,7 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
 
 
 def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """Add a convolution that needs four products for two steps, like `PairedConvolution`."""
+    """Add a convolution like `PairedConvolution`, with four products for two steps."""
     w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
     _, dim, width = module.weight.shape
     past, begun = program.state(2 * dim), program.state(width)

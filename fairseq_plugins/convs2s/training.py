@@ -2,10 +2,10 @@
 
 The paper says: "Once the validation perplexity stops improving, we reduce the learning rate by an order of magnitude
 after each epoch until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` reduces the rate once per plateau.
-`AnnealAfterPlateau` reduces it after *every* epoch from the first plateau on.
+`AnnealAfterPlateau` reduces the rate after *every* epoch from the first plateau on.
 
-An epoch is a plateau if its validation loss is not below the best so far.  Without validation, the rate stays constant.
-After the first plateau, epochs without validation also reduce the rate.
+An epoch is a plateau if its validation loss is not below the best loss so far.  Epochs without validation keep the rate
+before the first plateau, and reduce the rate afterwards.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class AnnealAfterPlateau(FairseqLRScheduler):
                 self.best = val_loss
             else:
                 self.annealing = True
-        # fairseq also calls this method when training starts or resumes, with the number of the next epoch.  If the
-        # checkpoint was written before the end of an epoch, fairseq then calls it again with the previous epoch.
+        # When training starts or resumes, fairseq also calls this method, with the number of the next epoch.  If the
+        # checkpoint was written before the end of an epoch, a second call follows, with the previous epoch.
         if self.annealing and (val_loss is not None or self.within_epoch or epoch < self.epoch):
             self.lr *= self.cfg.lr_shrink
         self.epoch, self.within_epoch = epoch, False
@@ -65,7 +65,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state; if ``--lr`` differs from the first training's, it is ignored with a warning."""
+        """Restore the state, including the rate; warn if ``--lr`` has changed since the first training."""
         if not {"lr", "best", "annealing"} <= state_dict.keys():
             raise ValueError(
                 "--lr-scheduler: the checkpoint was trained with another schedule; add --reset-lr-scheduler"

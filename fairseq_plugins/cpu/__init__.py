@@ -9,6 +9,6 @@
 | `training` | `dropout`, `label_smoothed_nll_loss` | `F.dropout`, fairseq's loss |
 
 Each function checks device, type, size and gradient mode at every call.  On a GPU, and in all cases that the fast
-version does not support, it uses its plain PyTorch version.  This package does not depend on any model.  It leaves
-parameters and checkpoints unchanged.
+version does not support, the function uses its plain PyTorch version.  This package does not depend on any model, and
+leaves parameters and checkpoints unchanged.
 """

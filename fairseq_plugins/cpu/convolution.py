@@ -1,8 +1,8 @@
-"""Convolutions, computed as linear maps of windows, or in pairs of outputs, where this is faster on the CPU.
+"""Convolutions, computed as linear maps of windows or in pairs of outputs if these methods are faster on the CPU.
 
 Two neighbouring outputs of a convolution of width three, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and
 y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of an input and a weight.  Sums of inputs and sums of weights
-reduce this to four products (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
+reduce the six products to four (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
 
     m_0 = (x_0 - x_2) w_0                      y_0 = m_0 + m_1 + m_2
     m_1 = (x_1 + x_2) (w_0 + w_1 + w_2) / 2    y_1 = m_1 - m_2 + m_3
@@ -69,7 +69,7 @@ def convolve_channels_first(
 
 
 def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
-    """Return whether pairs are faster than windows, for inputs of width ``dim`` and weights like ``like``.
+    """Return whether pairs are faster than windows, for inputs of width ``dim`` with the device and dtype of ``like``.
 
     Pairs are not faster in precisions below float32.  The answer does not depend on the batch size, because otherwise
     batches of different sizes would have to pack different matrices.
@@ -82,7 +82,7 @@ def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights 
 def convolve_in_pairs(
     x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights
 ) -> Tensor:
-    """Compute `convolve_time_first` for kernel width three with four products for two outputs."""
+    """Compute `convolve_time_first` for kernel width three, with four products for each pair of outputs."""
     (before, after), length = padding, x.size(0)
     x = F.pad(x, (0, 0, 0, 0, before, after + length % 2))
     x0, x1, x2, x3 = x[0:-2:2], x[1:-2:2], x[2::2], x[3::2]

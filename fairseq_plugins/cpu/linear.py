@@ -1,7 +1,7 @@
 """Linear maps, computed by the faster of torch's two matrix libraries for CPUs, and block-diagonal products in place.
 
-torch contains two matrix libraries, MKL and oneDNN.  It multiplies float32 matrices with MKL by default.  On some AMD
-processors, MKL has half the speed of oneDNN.
+torch contains two matrix libraries, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.  On some
+AMD processors, MKL has half the speed of oneDNN.
 
 K inputs, O outputs.
 """
@@ -33,7 +33,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
         return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view in place would copy it first
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view in place would first copy the view
 
 
 def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:
@@ -90,12 +90,12 @@ def _cpu_family() -> tuple[str, int] | None:
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
 
-    A batched product would copy x and y to make the blocks their first dimension.  On a CPU, each block's product
-    therefore reads and writes its columns in place.  GPUs use the batched product, and so does `torch.export`, which
-    rejects in-place products.
+    A batched product would copy x and y to make the blocks their first dimension.  On a CPU, one product per block
+    therefore reads and writes the block's columns in place.  GPUs use the batched product.  `torch.export` also uses
+    the batched product, because it rejects in-place products.
 
     Args:
-        y: (N, M·b), like the result; do not use it afterwards.
+        y: (N, M·b), like the result; do not use y afterwards.
         x: (N, M·a).
         weight: (M, a, b).
     """

@@ -1,9 +1,9 @@
 """Products with packed weights, in float32, bfloat16 or int8, and a cache of these weights for successive batches.
 
 A matrix product on a CPU first reorders the weight into the layout that the kernel reads.  For products with few rows,
-this takes much of the time.  oneDNN, a part of torch, can keep the weight in this layout; the weight is then called
-packed.  Packing a 1536 x 1024 matrix makes the product take 0.7 times as long for 80 rows, and 0.45 times as long for 5
-rows (two AVX-512 cores).
+this reordering takes much of the time.  oneDNN, a part of torch, can keep the weight in this layout; the weight is then
+called packed.  The product with a packed 1536 x 1024 matrix takes 0.7 times as long as the product with the plain
+matrix for 80 rows, and 0.45 times as long for 5 rows (two AVX-512 cores).
 
 A `PackedLinear` holds one packed weight.  A `BatchWeights` holds the packed weights of one batch, and a
 `PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute ``packing``.
@@ -41,11 +41,11 @@ Pack = Callable[[Tensor, Tensor | None], Product]
 
 
 class PackedLinear:
-    """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with the weight at the time of packing.
+    """The map ``x -> x Wᵀ + b``, (..., K) -> (..., O), with a packed copy of the weight.
 
     Compiled code calls a custom operator, which finds this object by its ``number`` at run time.  The same compiled
-    code therefore works with all weights of a shape, and the compiler does not trace the product.  The precision is a
-    key of `PRECISIONS`.
+    code therefore works with all weights of the same shape, and the compiler does not trace the product.  The precision
+    is a key of `PRECISIONS`.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
@@ -87,7 +87,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     """Return a function that multiplies int8 inputs by int8 weights and returns float32 outputs.
 
     Weights are rounded to 255 steps, with one step size per output.  Inputs are rounded to 256 steps, with one step
-    size for all rows.  An input row that is not finite would spoil this step size for the other rows, so it is
+    size for all rows.  An input row that is not finite would spoil the common step size, so such a row is
     multiplied separately, in float32.
 
     A CPU without VNNI adds pairs of products in 16 bits.  Inputs then have only 128 steps, to avoid an overflow.
@@ -100,7 +100,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     quantized, has_vnni = torch.backends.quantized, torch.cpu._is_vnni_supported()
     with _ENGINE_LOCK:
         before = quantized.engine
-        # With VNNI, "x86" takes five times as long as "onednn" for wide layers and many rows.
+        # With VNNI, the engine "x86" takes five times as long as "onednn" for wide layers and many rows.
         quantized.engine = "onednn" if has_vnni and weight.numel() > 2**22 else "x86"
         try:
             packed = torch.ops.quantized.linear_prepack(table, bias)
@@ -123,7 +123,7 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def quantise(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a matrix, (O, K), in int8, and the step size of each row, (O,): its largest magnitude divided by 127."""
+    """Return a matrix, (O, K), in int8, and each row's step size, (O,): the row's largest magnitude divided by 127."""
     scale = weight.abs().amax(dim=1).clamp_(min=torch.finfo(torch.float32).tiny) / 127
     return (weight / scale.unsqueeze(1)).round_().to(torch.int8), scale
 
@@ -176,7 +176,7 @@ def has_onednn() -> bool:
 class PackedWeightCache:
     """A thread-safe cache of the packed weights of a task's models.
 
-    fairseq can change weights without increasing their version counter, because it writes to ``.data``.  The cache
+    fairseq writes to ``.data``, which changes weights without increasing their version counter.  The cache
     therefore identifies a weight by its product with a fixed random vector, and computes this product once per batch.
     A changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch
     does not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
@@ -187,7 +187,7 @@ class PackedWeightCache:
             logger.warning(f"--cpu-dtype {precision}: this CPU or torch does not support it, using float32")
             precision = "float32"
         self.precision = precision
-        self._entries: dict[object, object] = {}  # of the last batch; other threads read it, so it is never modified
+        self._entries: dict[object, object] = {}  # of the last batch; never modified, because other threads read it
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:
@@ -214,11 +214,11 @@ class BatchWeights:
         self.precision = precision
         self.entries: dict[object, object] = {}
         self._previous = previous
-        # The keys are ids.  Each value includes the weight itself, so that no other tensor can get its id.
+        # The keys are ids of weights.  A value includes the weight itself, so that no other tensor can get its id.
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
     def packed(self, make: _Make[_Value], weight: Tensor, bias: Tensor | None) -> _Value:
-        """Return the result of ``make(weight, bias, precision)``, which is cached until one of the tensors changes."""
+        """Return the result of ``make(weight, bias, precision)``, which is cached until weight or bias changes."""
         key = make, self._fingerprint_of(weight), None if bias is None else self._fingerprint_of(bias)
         return self._get_or_make(key, lambda: make(weight, bias, self.precision))
 
@@ -245,7 +245,7 @@ class BatchWeights:
 
 
 def with_packing(module: ModuleT, packing: BatchWeights | None) -> ModuleT:
-    """Return a copy of the module that shares its tensors and uses the given packed weights, if any."""
+    """Return a copy of the module that shares the module's tensors and uses the given packed weights, if any."""
     if packing is None:
         return module
     twin = copy.copy(module)
@@ -269,19 +269,19 @@ def prepare_linear(
         packed = PackedLinear(weight, bias)
     else:
         return partial(F.linear, weight=weight, bias=bias)
-    # torch 2.6 would recompile a step for each `PackedLinear` object.  It does not do so for partial functions.
+    # torch 2.6 would recompile a step for each `PackedLinear` object, but not for each partial function.
     return partial(PackedLinear.__call__, packed)
 
 
 def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return `BatchWeights.cached` if ``packing`` is given and can be used, and else ``compute(*weights)``."""
+    """Return `BatchWeights.cached` if ``packing`` is given and can be used, otherwise ``compute(*weights)``."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 
 def _fingerprint(weight: Tensor) -> object:
     """Return a fingerprint of a weight: the bytes of a vector, or of the product of a matrix with a random vector.
 
-    Sums of rows would be slightly faster to compute, but swapping two columns would hardly change them.
+    Row sums would be slightly faster to compute than this product, but would hardly change if two columns were swapped.
     """
     if weight.dim() == 1:
         return weight.numpy().tobytes()

@@ -2,7 +2,7 @@
 
 torch's dropout draws a number in double precision for each element of the mask, and stores the mask as floats.  Here
 each 64-bit number of torch's generator gives four elements of the mask, which is stored as bytes.  On a Zen 5 core, the
-forward pass takes a fifth of the time of torch's.
+forward pass takes a fifth of the time of torch's forward pass.
 
 fairseq's label-smoothed loss creates five tensors with the size of the logits, which is slow for large vocabularies.
 Here, one pass over chunks of rows that fit into the CPU's cache computes loss and gradient, and stores only the
@@ -40,7 +40,8 @@ class Dropout(FairseqDropout):
 def dropout(x: Tensor, p: float) -> Tensor:
     """Set each element of x to zero with probability p, and divide the other elements by 1 - p.
 
-    On a CPU, p is rounded to a multiple of 1/65536.  If the result is 0 or 1, torch's dropout is used with the exact p.
+    On a CPU, p is rounded to a multiple of 1/65536.  If the rounded p is 0 or 1, torch's dropout is used with the exact
+    p.
     """
     level = round(p * _LEVELS)
     if x.device.type != "cpu" or level in (0, _LEVELS) or torch.compiler.is_compiling():
@@ -65,7 +66,7 @@ class _Dropout(torch.autograd.Function):
 
 def _draw(x: Tensor, level: int) -> Tensor:
     """Draw a mask in the memory layout of x: bytes that are 0 with probability level/65536, and 1 otherwise."""
-    kept = torch.empty_like(x, dtype=torch.bool)  # without gaps in memory, in any order of dimensions
+    kept = torch.empty_like(x, dtype=torch.bool)  # has no gaps in memory, whatever the order of x's dimensions
     bits = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None).view(torch.int16)[: x.numel()]
     torch.ge(bits, level - _LEVELS // 2, out=kept.as_strided((x.numel(),), (1,)))
     return kept.view(torch.uint8)  # a product with bytes takes a third of the time of a product with bools
@@ -109,7 +110,7 @@ class _SmoothedLoss(torch.autograd.Function):
             torch.sub(log_sum, z.gather(1, target[part]), out=nll[part])
             torch.sub(size * log_sum, z.sum(dim=1, keepdim=True), out=smooth[part])
             if grad is not None:
-                # target_weight (p - 1 at the target) + other_weight (V p - 1)
+                # The gradient is target_weight (p - 1 at the target) + other_weight (V p - 1).
                 p.mul_(target_weight + other_weight * size)
                 p.scatter_add_(1, target[part], p.new_full((len(p), 1), -target_weight))
                 torch.sub(p, other_weight, out=grad[part])

@@ -1,1 +1,1 @@
-"""Export to ONNX, and the program that translates without fairseq and PyTorch."""
+"""Export to ONNX, and the script that translates without fairseq and PyTorch."""

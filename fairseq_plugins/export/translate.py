@@ -67,7 +67,7 @@ def read_lines(path: Path, fix: str = "export the model again") -> list[str]:
 
 
 def decode(lines: Iterable[bytes], place: str = "the input") -> Iterator[str]:
-    """Yield decoded lines, and warn about the first one that is not UTF-8."""
+    """Yield decoded lines, and warn about the first line that is not UTF-8."""
     warned = False
     for number, line in enumerate(lines, 1):
         if number == 1 and line.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
@@ -79,17 +79,17 @@ def decode(lines: Iterable[bytes], place: str = "the input") -> Iterator[str]:
 
 
 def sums_overflow() -> bool:
-    """Return whether onnxruntime's int8 products overflow on this CPU: x86 CPUs without VNNI sum them in 16 bits."""
+    """Return whether onnxruntime's int8 products overflow on this CPU: x86 CPUs without VNNI add in 16 bits."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # one row uses another kernel
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # a single row uses another kernel
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
 def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
-    """Run a program, and return its outputs by name, except the output ``without``; extra inputs are ignored."""
+    """Run a program, and return its outputs by name, but not the output named ``without``; ignore extra inputs."""
     inputs, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
     names = [name for name in names if name != without]
     values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in inputs}
@@ -103,7 +103,7 @@ class Decoding:
     def __init__(self, model: Translator, source: Array, beam: int, candidates: Array, attention: bool) -> None:
         self.model, self.beam, self.position = model, beam, 0
         self.without = "" if attention else "attention"
-        self.attention: list[Array] = []  # of L layers in each step, (R, L, S), if requested
+        self.attention: list[Array] = []  # for each step, the attention of L layers, (R, L, S), if requested
         self.state = run(model.read, {"words": source, "candidates": candidates})
         for name, shape in model.inputs.items():
             if name.startswith(("state", "keys", "values")):
@@ -159,7 +159,7 @@ class Decoding:
                 new[:, : self.used], new[:, self.used :] = each.take(kept, axis=1), 0
 
     def keep(self, places: Array) -> None:
-        """Keep only the sentences at the given places; the next step's order contains only their rows."""
+        """Keep only the sentences at the given places; ``order`` must then contain only rows of these sentences."""
         moved = np.nonzero(places != np.arange(len(places)))[0]
         for name in (name for name in self.state if name.startswith(("source", "keys", "values"))):
             self.state[name][moved] = self.state[name][places[moved]]
@@ -170,7 +170,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
     """Return the nbest hypotheses of each sentence.
 
     A hypothesis has a score and a triple for each word: the word, the position of the source word with the largest
-    attention, and the row.
+    attention, and the index of the row that this word extends.
     """
     sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # one row per sentence at first, because k rows would be equal
@@ -181,8 +181,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # A sentence has 2k best continuations.  An end among the first k continuations finishes a hypothesis.  The
-        # first k continuations without an end go on.
+        # Select the 2k best continuations of each sentence.  An end among the first k finishes a hypothesis.
+        # The first k continuations that do not end are extended in the next step.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
         scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
@@ -379,7 +379,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
     more = [
         ("buffer", (1000, "number of lines that are read together from a file")),
-        ("threads", (CORES, "number of parallel batches, or of threads for typed lines")),
+        ("threads", (CORES, "number of batches translated in parallel; for typed lines, number of threads of a batch")),
     ]
     for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")

@@ -3,9 +3,9 @@
 B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
 individual penalties.
 
-A step preserves the shapes of all tensors.  It extends k hypotheses per sentence by a word, and ends other hypotheses.
-For each extended or ended hypothesis it stores a back-pointer to the previous row.  After the last step, the search
-follows these back-pointers to collect the words.
+A step preserves the shapes of all tensors.  A step extends k hypotheses per sentence by a word, ends other hypotheses,
+and stores a back-pointer to the previous row for each of these hypotheses.  After the last step, the search follows the
+back-pointers to collect the words.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class BeamState:
         self.sentences = torch.arange(sentences, device=device)
         self.tokens = torch.full((sentences * rows,), rules.bos, device=device)  # last word of each row
         self.order = torch.arange(0, sentences * beam, beam // rows, device=device)  # previous row of each row
-        # The rows of a sentence are equal at first, so only the first one gets a probability.
+        # The rows of a sentence are equal at first, so only the first row starts with a probability above zero.
         self.totals = torch.full((sentences, rows), -torch.inf, dtype=torch.float32, device=device)
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
@@ -69,7 +69,7 @@ class BeamState:
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
         best, words = self._best_per_row(forced)
         scores, words, parents = self._best_per_sentence(best, words, forced)
-        # A sentence has 2k best continuations.  An end among the first k of these finishes a hypothesis.
+        # Each sentence has 2k best continuations now.  An end among the first k finishes a hypothesis.
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
         # The first k continuations that do not end are extended in the next step.
@@ -152,7 +152,7 @@ class BeamState:
             setattr(self, name, getattr(self, name).view(-1, self.beam).index_select(0, places).flatten())
 
     def hypotheses(self, steps: int, len_penalty: float) -> list[list[dict[str, Tensor]]]:
-        """Return the finished hypotheses of each sentence after so many steps, best first, in fairseq's format.
+        """Return the finished hypotheses of each sentence after ``steps`` steps, best first, in fairseq's format.
 
         Scores are divided by (length of the hypothesis)^len_penalty.
         """
@@ -163,7 +163,7 @@ class BeamState:
         sentence, at = np.nonzero(ends & (ends.cumsum(axis=1) <= self.beam))
         last, rank = np.divmod(at, self.beam)
 
-        # Follow the back-pointers to collect, for each step, the row before, the word, and the total score after.
+        # Follow the back-pointers to collect each step's previous row, word, and total score up to this word.
         row = ended_in[last, sentence, rank]
         rows_before, word, total = (np.zeros((len(at), steps), each) for each in (np.int64, np.int64, np.float32))
         every = np.arange(len(at))
@@ -181,7 +181,7 @@ class BeamState:
         nothing = torch.empty(0)
         attention = [nothing] * len(at)
         if self.attention is not None:
-            # Gather the attention of all hypotheses at once, except for the steps after they ended.
+            # Gather the attention of all hypotheses at once, without the steps after a hypothesis has ended.
             index, when = np.nonzero(np.arange(steps) <= last[:, None])
             rows = sentence[index] * self.beam + rows_before[index, when]
             when, rows = torch.from_numpy(np.stack([when, rows])).to(device)
@@ -202,10 +202,13 @@ class BeamState:
 
 
 class TokenRules(NamedTuple):
-    """The rules that forbid, force or penalise words in a batch.  With candidates, words are indices into `words`."""
+    """The rules that forbid, force or penalise words in a batch.
+
+    If there are candidates, a word is represented by its index in `words`, not by its index in the dictionary.
+    """
 
     penalised: Tensor  # words with individual penalties, (n,)
-    penalties: Tensor  # numbers added to the log-probabilities of these words in each step, (T, n)
+    penalties: Tensor  # numbers added to the log-probabilities of ``penalised`` in each step, (T, n)
     forced: Tensor  # word that all hypotheses of a sentence must have in each step, or -1 if any is allowed, (T, B)
     last_steps: Tensor  # step in which all hypotheses of a sentence must end, (B,)
     words: Tensor | None  # candidate words, padded with -1, (V,); None for all words
@@ -265,7 +268,7 @@ class TokenRules(NamedTuple):
         )
 
     def exclude_forced_words(self) -> Tensor:
-        """Return whether a forced word of each sentence has a penalty of minus infinity, (B,)."""
+        """Return, for each sentence, whether a forced word has a penalty of minus infinity, (B,)."""
         excluded = self.penalties.isneginf().unsqueeze(1)
         return self.forced.unsqueeze(2).eq(self.penalised).logical_and(excluded).any(dim=2).any(dim=0)
 

@@ -152,8 +152,8 @@ class FastBeamSearch(SequenceGenerator):
             if self.graphs is not None and self.graphs.supports(model, source, steps):
                 state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, packing))
             else:
-                # The rows of a sentence are equal in the first step, so one row is enough.  An exception is a prefix
-                # that consists only of the end: then the search returns k copies of the hypothesis.
+                # One row per sentence is enough for the first step, because k rows would be equal.
+                # With a prefix, use k rows: if a prefix is only the end, the search returns k copies of a hypothesis.
                 state = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = state.prepare_and_step
             steps_made = run_search(state, step, sentences, steps)
@@ -181,15 +181,16 @@ class FastBeamSearch(SequenceGenerator):
         rows: int | None = None,
         packing: BatchWeights | None = None,
     ) -> BeamState:
-        """Encode a batch and return the state before its first step, which has k or ``rows`` rows per sentence.
+        """Encode a batch, and return the state before the first step.
 
-        For the capacity see `StepwiseDecoding`.
+        ``rows`` is the number of rows per sentence in the first step: k by default, and always k for models of fairseq.
+        For ``capacity`` see `StepwiseDecoding`.
         """
         model: Any = self.model.single_model
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
-            in_place = source.device.type == "cpu" and capacity is None  # a second tensor of logits takes time
+            in_place = source.device.type == "cpu" and capacity is None  # two tensors of logits take time
             decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
             return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)
@@ -200,7 +201,8 @@ class FastBeamSearch(SequenceGenerator):
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
         """Return the last step of each sentence, in which its hypotheses are forced to end, (B,).
 
-        As in fairseq, this is the last step of the search for all sentences.  Subclasses may return earlier steps.
+        As in fairseq, this is the last step of the search, the same for all sentences.  Subclasses may return earlier
+        steps.
         """
         return torch.full((len(source),), longest, device=source.device)
 
@@ -215,7 +217,8 @@ class FastBeamSearch(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         """Translate a batch with fairseq's search and this plugin's packed weights, candidates and word penalty.
 
-        The search runs in a copy of this generator, whose tokens are indices into ``words``, (V,), if these are given.
+        The search runs in a copy of this generator.  If ``words``, (V,), are given, the tokens of this copy are indices
+        into ``words``.
         """
         models = list(self.model.models)
         if words is not None:
@@ -244,14 +247,14 @@ class FastBeamSearch(SequenceGenerator):
     ) -> Tensor:
         """Return the candidate words of a batch, (V,), in the dictionary's order.
 
-        They include the words of prefixes, constraints and suppressed tokens.
+        The candidates include the words of prefixes, constraints and suppressed tokens.
         """
         assert self.candidates is not None
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
         words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
-        # This plugin's search needs at least k candidates, fairseq's search 2k, and top-k sampling the words to sample
-        # from.  Add one, because padding is a candidate that the search never chooses.
+        # This plugin's search needs k candidates, fairseq's search needs 2k, and both also need padding.
+        # Top-k sampling needs as many candidates as the number of words from which it samples.
         needed = self.beam_size + 1
         if not self._is_plain_beam_search():
             needed = max(2 * self.beam_size + 1, getattr(self.search, "sampling_topk", 0))
@@ -275,8 +278,8 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
     """Make steps until all sentences have finished, and return the number of steps.
 
     Finished sentences are dropped, unless the state is fixed.  On a GPU, the host reads `BeamState.finished` one step
-    late, so that host and device do not wait for each other.  On a GPU, dropping takes time, so a GPU drops sentences
-    only when at least half of them have finished.
+    late, so that host and device do not wait for each other.  On a GPU, dropping sentences takes time, so they are
+    dropped only when at least half of the sentences have finished.
 
     Args:
         state: state before the first step.

@@ -39,7 +39,7 @@ Begin = Callable[..., BeamState]  # `FastBeamSearch.begin`
 
 
 class GraphCache:
-    """The compiled steps and captured searches of a task's generators; a lock serialises the batches of threads.
+    """The compiled steps and captured searches of a task's generators; a lock serialises batches of several threads.
 
     Args:
         capture: function that records the operations of another function, and returns a function that repeats them
@@ -66,9 +66,9 @@ class GraphCache:
     def supports(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
         """Return whether compiled steps support a model and a batch of sources, (B, S).
 
-        They do not support fairseq's models, models with weight normalisation (ConvS2S in training) and autocast.  Nor
-        do they support batches that are wider than the model's number of positions.  The sentences of such a batch may
-        still fit without their padding, but counting the padding would need a synchronisation.
+        Compiled steps do not support fairseq's models, weight normalisation (ConvS2S in training), autocast, or batches
+        whose width, including padding, exceeds the model's number of positions.  Measuring the sentences without their
+        padding would need a synchronisation.
         """
         decoder = model.decoder
         return (
@@ -177,7 +177,7 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    Objects are searched if their class is in one of the packages, or in the package of a decoding class.
+    Attributes of an object are searched if its class is in one of ``packages``, or in the package of the decoding.
     """
     match part:
         case Tensor():

@@ -17,6 +17,7 @@ from fairseq_plugins.common.options import flag, option
 from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import GraphCache
+from fairseq_plugins.search.validation import TextScorer, log_chrf
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 logger = logging.getLogger(__name__)
@@ -61,9 +62,12 @@ class TranslationFastConfig(TranslationConfig):
 class TranslationFastTask(TranslationTask):
     """fairseq's translation task with a faster search, and optionally lower precision and vocabulary selection.
 
-    ``--candidates`` restricts translation to the candidate words of each batch.  It works with any model, including
-    models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy` uses
-    the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder.
+    ``--candidates`` restricts translation to the candidate words of each batch.  The option works with any model, also
+    with models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy`
+    uses the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder of
+    ``--candidates``.
+
+    ``--eval-bleu`` logs chrF beside BLEU, see `TextScorer`.
     """
 
     cfg: TranslationFastConfig
@@ -95,6 +99,35 @@ class TranslationFastTask(TranslationTask):
     def _graphs(self) -> GraphCache | None:
         return GraphCache() if self.cfg.compile_steps else None
 
+    @functools.cached_property
+    def _scorer(self) -> TextScorer:
+        return TextScorer(self.cfg, self.tgt_dict)
+
+    def build_model(self, cfg: Any, from_checkpoint: bool = False) -> BaseFairseqModel:
+        """Build a model.
+
+        In training, also read the options of ``--eval-bleu``, so that an error is raised at once.  Translation does not
+        need their files, which may have been moved.
+        """
+        if self.cfg.eval_bleu and not from_checkpoint:
+            self._scorer  # noqa: B018
+        return super(TranslationTask, self).build_model(cfg, from_checkpoint)
+
+    def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> tuple[Any, Any, dict[str, Any]]:
+        """Return the loss, the sample size and the logs of a batch, with n-grams of its translations if asked for."""
+        loss, sample_size, log = super(TranslationTask, self).valid_step(sample, model, criterion)
+        if self.cfg.eval_bleu:
+            while hasattr(model, "module"):  # without wrappers for distributed training
+                model = model.module
+            found = self.inference_step(self.build_generator([model], self._scorer.search), [model], sample)
+            log.update(self._scorer.count([hypotheses[0]["tokens"] for hypotheses in found], sample["target"]))
+        return loss, sample_size, log
+
+    def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
+        """Log the averages of the criterion, and the scores of translations."""
+        super().reduce_metrics(logging_outputs, criterion)
+        log_chrf(logging_outputs)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the part of a checkpoint that the task writes, including the tables of candidates."""
         state = dict(super().state_dict())
@@ -106,8 +139,8 @@ class TranslationFastTask(TranslationTask):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the tables of candidates from a checkpoint.
 
-        The tables are ignored if the folder has been read, or if the task's options for candidates differ from the
-        checkpoint's.
+        The checkpoint's tables are ignored if the task has already read the folder of ``--candidates``, or if the task
+        and the checkpoint have different options for candidates.
         """
         others = dict(state_dict)
         saved = others.pop("candidates", None)
@@ -151,7 +184,7 @@ class TranslationFastTask(TranslationTask):
             self._warn_unused("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores this option if a class is given
+            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores print_alignment if a class is given
             if aligns:
                 extra["print_alignment"] = args.print_alignment
             extra |= {"packing": self.packing, "graphs": self._graphs}

@@ -12,8 +12,8 @@ from sacrebleu import BLEU, CHRF
 from fairseq_plugins.common.options import FRACTION, POSITIVE, SIZE, option
 from fairseq_plugins.common.text import rouge_scorer
 
-# A function that takes a reference and returns a function that scores a hypothesis.  Both functions read strings of
-# words.
+# A function that returns, for a reference, a function that scores a hypothesis.
+# The reference and the hypothesis are strings of words.
 SentenceScore = Callable[[str], Callable[[str], float]]
 
 
@@ -48,13 +48,13 @@ class SequenceRiskConfig(FairseqDataclass):
     risk_hypotheses: int = option(8, "number of hypotheses per sentence (beam width)", SIZE)
     # The former name of risk_hypotheses, which old command lines, configuration files and checkpoints contain.
     risk_candidates: Optional[int] = option(None, SUPPRESS, SIZE)
-    risk_sampling: bool = option(False, "in training, sample hypotheses from the model instead of beam search")
+    risk_sampling: bool = option(False, "in training, generate hypotheses by sampling, not by beam search")
     risk_reference: bool = option(False, "add the reference to the hypotheses")
     risk_cost: ChoiceEnum(list(SENTENCE_SCORES)) = option(  # type: ignore[valid-type]
         "bleu", "cost of a hypothesis: 1 minus this score of its words, without BPE, against the reference"
     )
     risk_scale: float = option(1.0, "factor of the mean log-probabilities in the softmax over the hypotheses", POSITIVE)
     risk_alpha: float = option(
-        0.3, "weight of the label-smoothed cross-entropy per word; 1 minus this is the weight of the risk", FRACTION
+        0.3, "weight of the label-smoothed cross-entropy per word; the risk has the weight 1 minus this value", FRACTION
     )
     label_smoothing: float = option(0.0, "epsilon for label smoothing, 0 means no label smoothing", FRACTION)

@@ -39,9 +39,9 @@ class SequenceRisk(FairseqCriterion):
     """The loss ``α TokLS + (1 - α) Risk`` per sentence, with ``Risk = Σ_u p(u) cost(u)`` for hypotheses u.
 
     TokLS is the label-smoothed cross-entropy of the reference, averaged over its words.  p(u) is a softmax over the
-    hypotheses of a sentence; its logits are their mean log-probabilities per word, times ``--risk-scale``.  Hypotheses
-    are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts the vocabulary in
-    generation and scoring.
+    hypotheses of a sentence.  The logit of a hypothesis is ``--risk-scale`` times its mean log-probability per word.
+    Hypotheses are generated without dropout and scored with dropout.  ``--candidates`` of the task restricts the
+    vocabulary in generation and scoring.
 
     The criterion logs averages over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
     hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  It also
@@ -68,7 +68,7 @@ class SequenceRisk(FairseqCriterion):
         if any(task.dicts.get(language, self.dictionary) != self.dictionary for language in targets):
             raise ValueError(
                 "--criterion sequence_risk needs one dictionary for all target languages: "
-                "preprocess all languages with one (--tgtdict)"
+                "preprocess all languages with the same --tgtdict"
             )
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         cost = str(cfg.risk_cost)
@@ -76,9 +76,9 @@ class SequenceRisk(FairseqCriterion):
         if is_rouge and not can_score(words):
             raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
-        # Unknown words of references and hypotheses are replaced by different text, so that they never match.  ROUGE
-        # ignores characters other than letters and digits, so it gets artificial words.  Other scores get words of
-        # private-use characters, which have a typical length because chrF counts characters.
+        # Unknown words of references and of hypotheses are replaced by different words, so that they never match.
+        # ROUGE ignores characters other than letters and digits, so the replacements for ROUGE consist of letters.
+        # Other scores get 8 private-use characters, the length of a typical word, because chrF counts characters.
         self.unknown_words = (
             ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         )
@@ -133,7 +133,10 @@ class SequenceRisk(FairseqCriterion):
     def hypothesis_sets(
         self, sample: dict[str, Any], hypotheses: list[list[list[int]]]
     ) -> tuple[Rows, list[HypothesisSet]]:
-        """Compute the costs of all hypotheses; return the rows to score without duplicates, and each sentence's set."""
+        """Compute the costs of all hypotheses; return the rows to score, and the `HypothesisSet` of each sentence.
+
+        Equal rows of a sentence are scored only once.
+        """
         references = [[word for word in row if word != self.padding_idx] for row in sample["target"].tolist()]
         tokens, sentences, sets = list(references), list(range(len(references))), []
         texts = [self.text(reference, self.unknown_words[0]) for reference in references]
@@ -166,7 +169,7 @@ class SequenceRisk(FairseqCriterion):
                 )
 
     def text(self, tokens: Iterable[int], unknown: str) -> str:
-        """Return text without BPE for tokens, in which ``unknown`` replaces unknown words."""
+        """Return the text of tokens, without BPE; ``unknown`` replaces unknown words."""
         return self.dictionary.string(tokens, self.bpe_symbol, unk_string=unknown)
 
     def _scores(self, model: Any, inner: Any, net_input: dict[str, Any], rows: Rows) -> RowScores:
@@ -175,8 +178,8 @@ class SequenceRisk(FairseqCriterion):
         if self.candidates is not None:
             words = self.candidates.words(net_input["src_tokens"], torch.tensor(list(chain(*rows.tokens))))
             output = candidate_output(inner, words)
-        # Wrappers for distributed training synchronise gradients only if they are called.  A wrapper calls `forward` of
-        # the model, so `forward` is replaced by the scoring function.
+        # A wrapper for distributed training synchronises gradients only if the wrapper itself is called.
+        # The wrapper calls `forward` of the model, so replace `forward` by the scoring function.
         inner.forward = partial(score_rows, inner, net_input, rows, self.padding_idx)
         try:
             with output:
@@ -215,8 +218,8 @@ class SequenceRisk(FairseqCriterion):
                 total[name] += value
         sentences, batches = total["nsentences"], total["batches"]
         for name in ("loss", "risk", "best", "oracle", "translations"):
-            # fairseq rounds to three decimals.  BLEU is logged as a fraction of 1, so this is 0.1 BLEU, which is too
-            # coarse to compare checkpoints by --best-checkpoint-metric.
+            # BLEU is logged as a fraction of 1, so fairseq's usual three decimals would round it to 0.1 BLEU.
+            # Steps of 0.1 BLEU are too coarse to compare checkpoints by --best-checkpoint-metric.
             metrics.log_scalar(name, total[name] / sentences, sentences, round=5)
         bits = total["nll_loss"] / total["ntokens"] / math.log(2)
         metrics.log_scalar("nll_loss", bits, total["ntokens"], round=3)
@@ -251,6 +254,7 @@ def _unwrapped(model: Any) -> Any:
             f"--criterion sequence_risk needs an autoregressive encoder-decoder, got {type(model).__name__}; use "
             "another --arch"
         )
-    if getattr(model.decoder, "adaptive_softmax", None) is not None:  # fairseq modifies its output in place
+    # fairseq modifies the output of an adaptive softmax in place.
+    if getattr(model.decoder, "adaptive_softmax", None) is not None:
         raise ValueError("--criterion sequence_risk needs a plain softmax, got an adaptive one: use another --arch")
     return model

@@ -28,11 +28,11 @@ from fairseq_plugins.search.generator import FastBeamSearch
 # (a, b) of the maximum length a·m + b for a source of m tokens, as in the paper.
 _MAX_LENGTH = 1.5, 5
 
-_MIN_LPROB = -80.0  # its exponential is still positive in float32
+_MIN_LPROB = -80.0  # exp of this number is still positive in float32
 
 
 class HypothesisGenerator:
-    """Generate up to ``count`` hypotheses per sentence by beam search or, if ``sampling`` is true, sample in training.
+    """Generate up to ``count`` hypotheses per sentence by beam search, or by sampling in training if ``sampling``.
 
     Candidates and precision are those of the task, if it is `translation_fast`.
     """
@@ -150,10 +150,10 @@ def score_rows(
 ) -> RowScores:
     """Return the log-probabilities of rows.
 
-    This calls the model's encoder and decoder, but not the model itself, whose `forward` may be replaced.  A decoder
-    with a method `features_of_prefixes` computes each distinct prefix once, so rows with a common prefix also share a
-    dropout mask.  Other decoders read batches of rows with similar lengths.  If candidate words, (V,), are given, the
-    model predicts only these.
+    The function calls the model's encoder and decoder, not the model itself, because the model's `forward` may be
+    replaced.  A decoder with a method `features_of_prefixes` computes each distinct prefix once, so rows with a common
+    prefix also share a dropout mask.  Other decoders read batches of rows with similar lengths.  If candidate words,
+    (V,), are given, the model predicts only candidate words.
     """
     device = net_input["src_tokens"].device
     encoder_out = model.encoder.forward_torchscript(net_input)

@@ -35,8 +35,9 @@ class Candidates:
     """The tables that determine the candidate words of a batch.
 
     Candidates are the special symbols, frequent words, and the most probable translations of the source words.  Special
-    symbols, such as padding and the end of the sentence, are the first symbols of the target dictionary.  They are also
-    the first candidates, so their indices do not change.  Symbols that a task appends to a dictionary count as words.
+    symbols, such as padding and the end of the sentence, are the first symbols of the target dictionary.  Special
+    symbols are also the first candidates, so a special symbol has the same index in the candidates and in the
+    dictionary.  Symbols that a task appends to a dictionary count as words.
 
     Args:
         translations: translations of each source word, (S, K), padded with a word that is always a candidate.
@@ -71,7 +72,7 @@ class Candidates:
         translations = _translations(Path(folder) / "candidates.txt", source, target, per_word)
         logger.info(
             f"{folder}: {int(always.sum())} words are always candidates, "
-            f"{int(translations.ne(target.pad()).any(dim=1).sum())} of {len(source)} source words add others"
+            f"{int(translations.ne(target.pad()).any(dim=1).sum())} of {len(source)} source words add more candidates"
         )
         return cls(translations, always)
 
@@ -96,7 +97,7 @@ class Candidates:
     def mask(self, src_tokens: Tensor) -> Tensor:
         """Return a mask, (V,), that is true for the candidates of the source words in a tensor of any shape."""
         if self.always.device != src_tokens.device:
-            # Move `always` last: when another thread sees its new device, `translations` must have been moved already.
+            # Move `always` last: a thread that sees `always` on the new device must also find `translations` there.
             self.translations = self.translations.to(src_tokens.device)
             self.always = self.always.to(src_tokens.device)
         translations = self.translations.index_select(0, src_tokens.flatten())
@@ -112,7 +113,7 @@ class Candidates:
 
 
 def candidate_indices(tokens: Tensor, words: Tensor | None) -> Tensor:
-    """Return the index of each token in the sorted candidates ``words``, (V,), or the tokens if ``words`` is None.
+    """Return each token's index in the sorted candidates ``words``, (V,), or the token itself if ``words`` is None.
 
     Each token must be a candidate.
     """
@@ -130,7 +131,7 @@ def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """Read the first ``per_word`` translations of each source word that are in the dictionary, padded, (S, K)."""
+    """Read, for each source word, the first ``per_word`` translations in the target dictionary, padded, (S, K)."""
     found: list[dict[int, None]] = [{} for _ in range(len(source))]  # ordered sets
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
@@ -150,8 +151,8 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
 def _lines(path: Path, form: str) -> Iterator[list[str]]:
     """Yield the fields of each line; ``form`` names the fields.
 
-    The last field is a number, which must not increase from line to line or, if lines have a source word, between lines
-    of the same source word.
+    The last field is a number.  In lines without a source word, the numbers must not increase.  In lines with a source
+    word, the numbers of each source word must not increase.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates needs a folder made by `fairseq-plugins lexicon`")
@@ -181,9 +182,9 @@ def _lines(path: Path, form: str) -> Iterator[list[str]]:
 class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     """fairseq's label-smoothed cross-entropy over the candidates of each batch and the words of its references.
 
-    The output layer computes only the rows of these words, so only these rows receive gradients.  Label smoothing also
-    distributes probability only among these words.  Validation uses the same loss, which is smaller than a loss over
-    the whole vocabulary, so do not compare the two.
+    The output layer computes only the logits of candidates and reference words, so only the weights of these words
+    receive gradients.  Label smoothing distributes probability only among candidates and reference words.  Validation
+    uses the same loss.  This loss is smaller than a loss over the whole vocabulary, so do not compare the two losses.
 
     The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
     is the percentage of target words, including ends of sentences, that would be candidates without the references.
@@ -201,7 +202,7 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
         """Return loss, sample size and log.
 
-        Only the number of candidates, which is a size of tensors, needs a synchronisation with the device.
+        A synchronisation with the device is needed only for the number of candidates, which determines tensor sizes.
         """
         target = sample["target"]
         mask = self.task.candidates.mask(sample["net_input"]["src_tokens"])

@@ -1,8 +1,8 @@
 """Replacement of unknown words by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
 
 Each ``<unk>`` is replaced by the translation of the source word with the largest attention, or by a copy of this word.
-Some models attend to a word at a fixed distance from the aligned word.  An offset corrects this (Gehring et al. 2016,
-section 4.4).  `repairs` replaces fairseq's implementation by this one.
+Some models attend to a word at a fixed distance from the aligned word.  An offset corrects this distance (Gehring et
+al. 2016, section 4.4).  `repairs` replaces fairseq's implementation by the functions of this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class SourceWords(list[Any]):
     """fairseq's alignment of a hypothesis, and in addition the aligned source word of each target token.
 
     Args:
-        printed: fairseq's alignment, which it prints; empty without ``--print-alignment``.
+        printed: the alignment that fairseq prints; empty without ``--print-alignment``.
         attention: attention of the hypothesis, (source tokens, target tokens).
         is_word: whether each source token is a word, (source tokens).
         offset: number of words from the source word with the largest attention to the aligned source word.
@@ -52,8 +52,9 @@ def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
     """Replace methods of ``generator`` and ``task``, so that unknown source words can be copied to translations.
 
     The generator returns a `SourceWords` as alignment of each hypothesis.  For ``fairseq-interactive``, the task adds
-    unknown source words to the dictionary until it reads the next buffer of lines.  The model still reads them as
-    ``<unk>``.  Padding and ends of sentences do not count as words, nor does text that is spelled like them.
+    unknown source words to the dictionary until it reads the next buffer of lines.  The model still reads unknown
+    source words as ``<unk>``.  Padding, ends of sentences, and text with the spelling of these symbols do not count as
+    words.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
@@ -88,8 +89,8 @@ def replace_unknown_words(
 ) -> str:
     """Return the text of a hypothesis after replacing its unknown words.
 
-    Tokens, text and alignment, a `SourceWords`, are those of the hypothesis.  Source words without translation are
-    copied.
+    ``tokens``, ``text`` and ``alignment`` belong to the hypothesis, and ``alignment`` must be a `SourceWords`.  Source
+    words without translation are copied.
     """
     if not isinstance(alignment, SourceWords):
         raise ValueError(

@@ -56,7 +56,7 @@ class BranchedBlock(nn.Module):
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
     """
 
-    packing: BatchWeights | None = None  # of the current batch, set by `with_packing`
+    packing: BatchWeights | None = None  # weights of the current batch, set by `with_packing`
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class BranchedBlock(nn.Module):
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
         """Return the output of the layer, (..., d), for its input, (..., d), and the concatenated heads, (..., d)."""
         folded = self.fold()
-        # Flatten before this product: autograd would copy a view that is overwritten in place.
+        # Flatten x, not the product: autograd would copy a view of the product that is overwritten in place.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
         attended = linear(heads, folded.out, self.out.bias, self.packing)
         second = partial(linear, weight=folded.second, bias=self.second.bias, packing=self.packing)
@@ -134,7 +134,7 @@ class BranchedBlock(nn.Module):
 
 
 class FoldedWeights(NamedTuple):
-    """The weights of a block after multiplying κ and W^O, κ W^O and W_1, and α and W_2."""
+    """The folded weights of a block: κ_i W^O_i, κ_i W^O_i W_1i and α_i W_2i for all branches i."""
 
     out: Tensor  # (d, d)
     first: Tensor  # (M, v, F), for the head of each branch
@@ -181,11 +181,11 @@ def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
 
 
 class SimplexVector(nn.Module):
-    """M branch weights with mean one: M times a point on the simplex, i.e. M numbers of at least 0 with the sum 1.
+    """M branch weights with mean one: M times a point on the simplex (M numbers, each at least 0, with sum 1).
 
-    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block that multiplies by both would start
-    with outputs that are about M² times too small.  The factor M avoids this.  W^O and W_2 could include the factor,
-    so the model can represent the same functions with and without it.
+    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies by κ and by α, so its
+    initial outputs would be about M² times too small.  The factor M avoids such small outputs.  W^O and W_2 could
+    include the factor, so the model can represent the same functions with and without the factor.
 
     Args:
         size: M.
@@ -219,10 +219,10 @@ class SimplexVector(nn.Module):
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse a checkpoint's weight, (M,), if it was trained with the other constraint."""
+        """Refuse a checkpoint's weight, (M,), if its constraint in training differs from this model's constraint."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
-        if not self.softmax and weight.sum() <= 0:  # logits start negative: as logarithms of numbers below 1
+        if not self.softmax and weight.sum() <= 0:  # logits start as logarithms of numbers below 1
             raise ValueError("--branch-constraint simplex: the checkpoint was trained with softmax; give softmax")
 
 

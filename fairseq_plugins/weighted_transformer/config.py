@@ -130,5 +130,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
     branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
     encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
-    # A number for Transformers, and a list for convolutional models, which the schedule refuses.
+    # A number for a Transformer, or a list for a convolutional model; the schedule refuses a list.
     encoder_layers: Optional[str] = II("model.encoder_layers")

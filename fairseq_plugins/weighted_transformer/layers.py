@@ -1,9 +1,9 @@
 """Layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1), and their attention.
 
-The paper does not say which parts of a layer are branched.  Here, an encoder layer is one branched block of
-self-attention and feed-forward network.  A decoder layer consists of the Transformer's self-attention, and a branched
-block of attention to the source and feed-forward network.  A model with 6 encoder layers, 6 decoder layers and 8 heads
-then has 192 weights κ and α, the number in the paper.
+The paper does not say which parts of a layer are branched.  Here, the branches of an encoder layer consist of heads of
+self-attention and parts of the feed-forward network.  The branches of a decoder layer consist of heads of attention to
+the source and parts of the feed-forward network; the decoder's self-attention has no branches.  A model with 6 encoder
+layers, 6 decoder layers and 8 heads then has 192 weights κ and α, the number in the paper.
 
 The second part of the file contains incremental decoding.
 
@@ -60,7 +60,9 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(cfg.dropout, module_name=type(self).__name__)
 
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute the layer, (B, T, d) -> (B, T, d), with causal self-attention, or with ``seen`` as its bias.
+        """Compute the layer, (B, T, d) -> (B, T, d).
+
+        Self-attention is causal, unless ``seen``, the bias of its scores, is given.
 
         Returns:
             Output of the layer, and the input of attention to the source, from which attention weights can be computed.
@@ -104,7 +106,7 @@ class AttentionHeads(nn.Module):
 
         Args:
             bias: bias of the scores, which can be broadcast to (B, h, T, S).
-            causal: whether position t attends to positions up to t only.
+            causal: whether position t attends only to positions up to t.
         """
         keys, values = self.project(source)
         q = split_heads(self.query(x), self.heads)
@@ -217,8 +219,8 @@ class _Layer:
         self.out = prepare(folded.out, branches.out.bias)
         self.first = prepare(branches.first.weight, branches.first.bias)
         self.second = prepare(folded.second, branches.second.bias)
-        # A branch multiplies an average of source values by its matrix `folded.first`.  Instead, the values can be
-        # multiplied once per sentence.  Averages of wider values then replace a product for each row in each step.
+        # In each step, a branch averages source values and multiplies each row's average by its matrix `folded.first`.
+        # For short sources, multiply the values by this matrix before the first step, and average the products.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
@@ -257,10 +259,10 @@ class _Layer:
 
 
 class Ancestry:
-    """A table of the ancestors of each row: which of the k hypotheses of its sentence the row continues, for each step.
+    """A table with the number, 0 to k - 1, of the hypothesis that each row continues from each earlier step.
 
     Keys and values of earlier steps are never moved.  Each step stores k keys and values per sentence, and a row
-    attends only to the keys of its ancestors.  The table, (B, k, capacity), keeps its memory if it is ``fixed``.
+    attends only to the keys of its ancestors.  If ``fixed``, steps update the table, (B, k, capacity), in place.
     """
 
     def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:
@@ -283,7 +285,7 @@ class Ancestry:
     def bias(self, steps: int, dtype: torch.dtype) -> Tensor:
         """Return the bias of self-attention scores for the keys of the first ``steps`` steps, (B, 1, beam, steps·k).
 
-        It is zero at the keys of a row's ancestors, and minus infinity at other keys and at unused places.
+        The bias is zero at the keys of a row's ancestors, and minus infinity at other keys and at unused places.
         """
         mask = self.table.narrow(2, 0, steps).unsqueeze(3) != self.own
         bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(mask, float("-inf"))

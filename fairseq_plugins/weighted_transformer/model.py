@@ -155,8 +155,8 @@ class WeightedTransformerModel(TranslationModel):
         """Set the mode, and sometimes check first that κ and α are on the simplex.
 
         The check needs a synchronisation with the device, so not every call checks.  The model checks before it leaves
-        training mode, that is before validation and translation.  To detect a wrong optimizer early, it also checks at
-        calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
+        training mode, that is before validation and translation.  To detect a wrong optimizer early, the model also
+        checks at calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
         """
         self._calls += mode
         if self.training and not (mode and self._calls & (self._calls - 1)):
@@ -167,8 +167,8 @@ class WeightedTransformerModel(TranslationModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Adapt a checkpoint to this model.
 
-        If ``--branch-weights`` was different in training, the checkpoint's branch weights are ignored.  This happens
-        with ``--model-overrides "{'branch_weights': 'uniform'}"``.
+        If ``--branch-weights`` was different in training, the checkpoint's branch weights are ignored.  For example,
+        ``--model-overrides "{'branch_weights': 'uniform'}"`` changes the option after training.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:

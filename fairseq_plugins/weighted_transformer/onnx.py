@@ -41,9 +41,9 @@ def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) 
 def set_up(
     program: SourceProgram, decoder: WeightedTransformerDecoder, keys: str, values: str
 ) -> list[tuple[str, Sizes]]:
-    """Add the inputs of steps that depend on the source, and return their names and sizes.
+    """Add the inputs of a step that depend on the source, and return their names and sizes.
 
-    These are the bias of attention scores, and the keys and values of each layer.
+    These inputs are the bias of attention scores, and the keys and values of each layer.
     """
     dim = decoder.embedding.words.embedding_dim
     x = program.flat(keys, dim)

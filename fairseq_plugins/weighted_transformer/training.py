@@ -63,7 +63,7 @@ class FairseqSimplexAdam(FairseqAdam):
 
     @property
     def optimizer_config(self) -> dict[str, Any]:
-        """Arguments of `SimplexAdam`; fairseq's sharded optimizers also read them."""
+        """Arguments of `SimplexAdam`; fairseq's sharded optimizers also read these arguments."""
         return {**super().optimizer_config, "freeze_after": self.cfg.freeze_branch_weights_after}
 
 
@@ -81,7 +81,7 @@ class SimplexAdam(Adam):
         super().__init__(params, **options)
         self.freeze_after = freeze_after
         for group in self.param_groups:
-            group["updates"] = 0  # number of updates so far; checkpoints contain it
+            group["updates"] = 0  # number of updates so far, stored in checkpoints
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Make one update."""
@@ -115,7 +115,7 @@ class SimplexAdam(Adam):
             state["exp_avg"] = torch.zeros_like(gradient)
             state["exp_avg_sq"] = torch.zeros_like(square)
             if parameter.dtype != torch.float32:
-                # Steps are smaller than the precision of half-precision numbers, so keep the parameter in float32 too.
+                # A step may be too small to change a half-precision number, so also keep the parameter in float32.
                 state["master"] = parameter.float()
         for name in ("exp_avg", "exp_avg_sq", "master"):
             if name in state:  # --memory-efficient-fp16 loads the state to the CPU
@@ -152,7 +152,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         check_ranges(cfg, WeightedInverseSqrtConfig)
         if list(optimizer.cfg.lr) != OptimizationConfig().lr:
             logger.warning("--lr has no effect with --lr-scheduler weighted_inverse_sqrt: use --lr-scale")
-        # Under hydra, sizes that the default architecture sets are None in the configuration.
+        # Under hydra, the configuration contains None for each size that the default architecture sets.
         sizes = {
             name: DEFAULTS[name] if cfg[name] is None else cfg[name] for name in ("encoder_embed_dim", "encoder_layers")
         }

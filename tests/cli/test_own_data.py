@@ -31,6 +31,8 @@ fairseq_plugins.install()
 TINY = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --max-epoch 2 --num-workers 0"
 TINY += " --max-source-positions 64 --max-target-positions 64"
 
+FOLDER = Folder(Path("out"), ("en", "de"), "sentencepiece")
+
 
 def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
     result = python("-c", MAIN, "own-data", *words, stdin=stdin)
@@ -216,15 +218,24 @@ def test_options_of_an_earlier_training(tmp_path: Path) -> None:
         (folder := tmp_path / name).mkdir()
         (folder / name).write_text("--lr 1\n")
         for args.train in ("--lr 2", "--lr '1'"):
-            assert own_data.plan(args, folder) is not None, "without a checkpoint, training begins with any options"
+            assert own_data.plan(args, folder, FOLDER) is not None, (
+                "without a checkpoint, training begins with any options"
+            )
         (folder / checkpoint).touch()
         for args.train in ("--lr 2", "") if name == "begun" else ("--lr 2",):
             with pytest.raises(ValueError, match="--lr 1"):
-                own_data.plan(args, folder)
+                own_data.plan(args, folder, FOLDER)
         args.train = "--lr '1'"
-        assert (own_data.plan(args, folder) is None) == (name == "finished")
+        assert (own_data.plan(args, folder, FOLDER) is None) == (name == "finished")
     args.train = ""
-    assert own_data.plan(args, tmp_path / "finished") is None
+    assert own_data.plan(args, tmp_path / "finished", FOLDER) is None
+    args.metric = "chrf"
+    with pytest.raises(ValueError, match="--metric loss"):
+        own_data.plan(args, tmp_path / "finished", FOLDER)
+    (tmp_path / "begun" / "begun").write_text("--metric chrf --lr 1\n")
+    for args.metric, args.train in (("loss", "--lr 1"), (None, "--lr 2")):
+        with pytest.raises(ValueError, match="--metric chrf --train '--lr 1'"):
+            own_data.plan(args, tmp_path / "begun", FOLDER)
 
 
 def test_typed_lines_are_translated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 import pytest
 import sacrebleu
 
+from fairseq_plugins import common
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import score
 from fairseq_plugins.cli.figure import fonts_for
@@ -235,6 +236,6 @@ def test_sacrebleus_tokenizer_by_language(monkeypatch: pytest.MonkeyPatch) -> No
     for language, tokenizer in (("zh", "zh"), ("zh_CN", "zh"), ("zho_Hans", "zh"), ("th", "char"), ("pt-BR", "13a")):
         assert (score.tokenizer_for(language), score.missing_tokenizer(language)) == (tokenizer, None)
     for installed, tokenizer in ({"MeCab"}, "char"), ({"MeCab", "ipadic"}, "ja-mecab"):
-        monkeypatch.setattr(score, "find_spec", lambda name, installed=installed: name in installed or None)
+        monkeypatch.setattr(common.text, "find_spec", lambda name, installed=installed: name in installed or None)
         assert score.tokenizer_for("ja-JP") == tokenizer
         assert (score.missing_tokenizer("ja") is None) == (tokenizer == "ja-mecab")

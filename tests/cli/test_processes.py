@@ -81,6 +81,21 @@ def test_a_signal_stops_all_started_processes(number: signal.Signals, tmp_path: 
         pass
 
 
+def test_a_killed_command_leaves_no_training(tmp_path: Path) -> None:
+    """The same command can resume at once."""
+    tiny = "--encoder-layers '[(16, 3)]' --decoder-layers '[(16, 3)]' --num-workers 0 --patience 0"
+    words = [*own_data(tmp_path), "--arch", "convs2s_tiny", "--train", tiny]
+    with subprocess.Popen([sys.executable, "-c", MAIN, *words], cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        for line in process.stderr:
+            if line.startswith("epoch 2"):
+                break
+        (child,) = map(int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split())
+        process.kill()
+    wait_for_the_end(child)
+    with work_in(tmp_path / "out"):
+        pass
+
+
 def test_a_signal_during_the_start_of_a_process(tmp_path: Path) -> None:
     def before_it_is_another_program() -> None:
         (tmp_path / "child").write_text(str(os.getpid()))

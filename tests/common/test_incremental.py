@@ -189,10 +189,10 @@ def test_orders_that_break_the_contract_are_refused() -> None:
                 RowOrder(rows=4, beam=2).reorder(torch.tensor(rows))
     order = RowOrder(rows=6, beam=2)
     for count in (3, 8):
-        with pytest.raises(RuntimeError, match=f"6 rows .* to {count}"):
+        with pytest.raises(RuntimeError, match=f"{count} rows"):
             order.reorder(torch.arange(count))
     order.reorder(torch.tensor([0, 1, 4, 5]))
-    with pytest.raises(RuntimeError, match=r"4 rows .* to 6"):
+    with pytest.raises(RuntimeError, match="6 rows"):
         order.reorder(torch.arange(6))
 
 

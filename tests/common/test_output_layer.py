@@ -115,7 +115,7 @@ def test_the_model_is_restored(model: Model, inputs: tuple[Tensor, ...], fails: 
     ],
 )
 def test_other_layers_are_refused(spoil: Callable[[nn.Linear], nn.Module]) -> None:
-    with pytest.raises(ValueError, match="not a linear map"):
+    with pytest.raises(ValueError, match="expected a linear map"):
         selected_rows(spoil(nn.Linear(3, 5)), torch.tensor([1]))
 
 

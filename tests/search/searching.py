@@ -45,6 +45,8 @@ def fairseq_model(architecture: str, task: SimpleNamespace, seed: int = 1, **opt
         for name, parameter in model.named_parameters():
             if "embed" in name:
                 parameter.mul_(5)
+            elif architecture == "lstm" and "weight" in name:
+                parameter.mul_(10)  # otherwise an LSTM repeats a word, and many hypotheses have equal scores
             if name.endswith(("fc3.bias", "fc_out.bias")):
                 parameter.normal_()
                 parameter[EOS] += 1

@@ -22,12 +22,15 @@ from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
 from fairseq_plugins.cli.own_data.folder import (
     BEST,
     FINISHED,
+    METRICS,
     TOKENIZERS,
     Base,
     Folder,
     existing,
     find_base,
     is_trained,
+    read_record,
+    record_of,
     trained_archs,
     without_ends,
 )
@@ -106,6 +109,12 @@ def add_arguments(parser: ArgumentParser) -> None:
         "a single option as --train=--cpu",
     )
     training.add_argument(
+        "--metric",
+        choices=METRICS,
+        help="measure of the validation that selects the best checkpoint and ends the training; for chrf and bleu, the "
+        "validation part is translated greedily after each epoch (default: loss, or the metric of the training in OUT)",
+    )
+    training.add_argument(
         "--fp32",
         action="store_true",
         help="train in float32 (default: float16 on GPUs, bfloat16 on CPUs with bfloat16 instructions)",
@@ -156,12 +165,12 @@ def run(args: Namespace) -> None:
         )
     refuse_foreign_files(folder, model)
     paired = {part: pair_up(*files, languages) for part, files in texts.items()}
-    training = plan(args, model, base)
+    training = plan(args, model, folder, base)
     with work_in(args.output):
         prepare(folder, paired, set(args.keep), args.workers, base.folder if base else None)
         if training is not None:
             with writing(model / BEGUN) as file:
-                file.write(f"{args.train}\n")
+                file.write(f"{record_of(args.metric, args.train)}\n")
             options = ["--source-lang", languages[0], "--target-lang", languages[1]]
             training.run(folder.binary, folder.segmented("train")[1], options)
             (model / BEGUN).replace(model / FINISHED)
@@ -236,8 +245,8 @@ def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | Non
     return wished or TOKENIZERS[0]
 
 
-def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | None:
-    """Return the training to run; None if it has finished.
+def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None) -> Training | None:
+    """Return the training to run, and set ``args.metric``; return None if the training has finished.
 
     A resumed training keeps its options, but its limits may change.  Without a checkpoint all options may change, for
     example after a crash for lack of memory.
@@ -251,12 +260,13 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
         raise ValueError(f"--train {args.train}: {error}; check the quotes") from None
     trained = is_trained(model)
     record = model / (FINISHED if trained else BEGUN)
-    before = shlex.split(record.read_text(encoding="utf-8")) if record.exists() else []
-    if trained and wishes in ([], before):
+    metric, before = read_record(record) if record.exists() else ("loss", [])
+    args.metric = args.metric or metric
+    if trained and args.metric == metric and wishes in ([], before):
         return None
     is_begun = record.exists() and (trained or (model / "checkpoint_last.pt").exists())
-    if is_begun and without_ends(before) != without_ends(wishes):
-        options = f"with --train {shlex.quote(shlex.join(before))}"
+    if is_begun and (metric, without_ends(before)) != (args.metric, without_ends(wishes)):
+        options = f"with --metric {metric} --train {shlex.quote(shlex.join(before))}"
         if trained:
             raise ValueError(f"{model} has been trained {options}: choose another folder, or remove it to train again")
         raise ValueError(
@@ -264,7 +274,7 @@ def plan(args: Namespace, model: Path, base: Base | None = None) -> Training | N
         )
     from fairseq_plugins.cli.own_data.training import Training  # noqa: PLC0415  (importing fairseq takes seconds)
 
-    return Training(args.arch, model, wishes, args.user_dir, base, args.fp32)
+    return Training(args.arch, model, wishes, args.user_dir, base, args.fp32, folder.validation_options(args.metric))
 
 
 def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:

@@ -21,9 +21,12 @@ SETTINGS = "settings"
 PARTS = {"train": "training", "valid": "validation", "test": "test"}  # names in files, and in messages
 TOKENIZERS = ("sentencepiece", "moses")
 BEAM = 5
+METRICS = {"loss": "loss", "chrf": "chrF", "bleu": "BLEU"}  # values of --metric, and their names in messages
+# Validation translates greedily.  The limit of the length saves time in the first epochs, in which models repeat words.
+VALIDATION_SEARCH = {"beam": 1, "max_len_a": 2, "max_len_b": 10, "unkpen": 1000}
 FIGURES = "figures.json"  # report of the cleaning, in the folder ``text``
 BEST = "checkpoint_best.pt"
-FINISHED = "finished"  # file beside the checkpoints; it contains the options of --train
+FINISHED = "finished"  # file beside the checkpoints; see `read_record`
 # Options that only limit the length of a training; they may change when it resumes.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
@@ -76,6 +79,19 @@ class Folder:
             return [*options, "--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return [*options, "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
+    def validation_options(self, metric: str) -> list[str]:
+        """Return options of fairseq-train for validation by a metric of translations; none for the loss."""
+        if metric == "loss":
+            return []
+        if self.tokenizer == "sentencepiece":
+            detok, bpe = {"sentencepiece_model": str(self.subwords)}, "none"
+        else:
+            detok, bpe = dict(zip(("source_lang", "target_lang"), self.languages, strict=True)), "subword_nmt"
+        words = f"--task translation_fast --best-checkpoint-metric {metric} --maximize-best-checkpoint-metric"
+        words += f" --eval-bleu --eval-bleu-remove-bpe {bpe} --eval-bleu-detok {self.tokenizer}"
+        arguments = ["--eval-bleu-args", json.dumps(VALIDATION_SEARCH), "--eval-bleu-detok-args", json.dumps(detok)]
+        return [*words.split(), *arguments]
+
     def export_options(self) -> list[object]:
         """Return options of ``fairseq-plugins export`` that describe the model's preprocessing."""
         if self.tokenizer == "sentencepiece":
@@ -123,6 +139,17 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
     return folder, output / (arch or archs[0])
 
 
+def record_of(metric: str, train: str) -> str:
+    """Return the record of a training's options: --metric, unless it is the loss, and the text of --train."""
+    return train if metric == "loss" else f"--metric {metric} {train}"
+
+
+def read_record(path: Path) -> tuple[str, list[str]]:
+    """Return the metric and the options of --train in a record."""
+    words = shlex.split(path.read_text(encoding="utf-8"))
+    return (words[1], words[2:]) if words[:1] == ["--metric"] else ("loss", words)
+
+
 def without_ends(wishes: Sequence[str]) -> list[str]:
     """Return options of fairseq-train, except limits of the training."""
     kept: list[str] = []
@@ -150,7 +177,7 @@ class Base:
     @property
     def wishes(self) -> list[str]:
         """Return the options that --train gave when the model was trained, except limits of the training."""
-        return without_ends(shlex.split((self.checkpoint.parent / FINISHED).read_text(encoding="utf-8")))
+        return without_ends(read_record(self.checkpoint.parent / FINISHED)[1])
 
 
 def find_base(path: Path, arch: str | None) -> Base:

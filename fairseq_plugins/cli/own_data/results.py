@@ -41,7 +41,8 @@ CARD = "README.md"
 COMMANDS = "## Commands"  # Exported folders contain the card up to this heading.
 KINDS = {"sentencepiece": "sentencepiece BPE", "moses": "Moses' tokens with subword-nmt's BPE"}
 NAMED = 20  # maximum number of text files that the card names
-PATHS = ("--user-dir", "--save-dir", "--finetune-from-model")  # options whose values are local paths
+# Options whose values contain local paths.
+PATHS = ("--user-dir", "--save-dir", "--finetune-from-model", "--eval-bleu-detok-args")
 SAMPLES = 3
 MANY: list[object] = ["--buffer-size", 1000, "--max-tokens", 4000]  # batches for files
 

@@ -10,7 +10,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from difflib import SequenceMatcher
 from importlib.util import find_spec
@@ -26,10 +26,10 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.own_data.folder import BEST, Base
+from fairseq_plugins.cli.own_data.folder import BEST, METRICS, Base
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.plot_loss import LOG, records
-from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq_lines
+from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, end_with_this_process, fairseq_lines
 from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
@@ -53,7 +53,9 @@ PACKAGES = {
 
 
 class Training:
-    """One training, with checkpoints in ``save``; ``wishes`` are the user's options of fairseq-train.
+    """One training, with checkpoints in ``save``.
+
+    ``wishes`` are the user's options of fairseq-train, and ``validation`` the options for validation by translation.
 
     Raises:
         ValueError: the architecture or an option is unknown, or the checkpoint could not be used for translation.
@@ -67,13 +69,19 @@ class Training:
         user_dir: Path = USER_DIR,
         base: Base | None = None,
         fp32: bool = False,
+        validation: Sequence[str] = (),
     ) -> None:
         self.model = model_of(arch, user_dir)
         self.save, self.log, self.adapts, self.fp32 = save, save / LOG, base is not None, fp32
+        self.translates = bool(validation)
         self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         if base is not None:
             self.own += ["--finetune-from-model", str(base.checkpoint), *base.wishes]
+        self.own += validation
+        for name in (word.partition("=")[0] for word in wishes if validation):
+            if name in ("--task", "--best-checkpoint-metric"):
+                raise ValueError(f"--train: {name} is not allowed with --metric, which chooses it; remove one of them")
         self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         for name, packages in PACKAGES.items():
@@ -102,7 +110,7 @@ class Training:
         GPUs train in float16, and CPUs with bfloat16 instructions train in bfloat16, unless --fp32 or --train chooses
         another precision.  A resumed training keeps its precision.
         """
-        chosen = training_settings(self.model, pairs, tokens, self.adapts).split()
+        chosen = training_settings(self.model, pairs, tokens, self.adapts, self.translates).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
         if not (wished.amp or wished.bf16 or wished.fp16):
             chosen += self.precision(on_gpu=torch.cuda.is_available() and not wished.cpu)
@@ -159,17 +167,19 @@ class Training:
         is_one_process = chosen["distributed_world_size"] == 1
         # On a GPU no estimate is needed, because the training itself soon reports its speed.
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
-            epoch = seconds_of_epoch(words)
+            epoch, validation = seconds_of_epoch(words)
             epochs = min(progress.usual, progress.epochs)
             total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
-            print(f"Estimate for this CPU: about {span(epoch)} per epoch{total}.", file=sys.stderr)
+            # A model translates longest before it is trained.
+            part = f" (validation: at most {span(validation)})" if chosen.get("eval_bleu") else ""
+            print(f"Estimate for this CPU: about {span(epoch)} per epoch{part}{total}.", file=sys.stderr)
         print(
             f"You can stop at any time: the same command resumes, and repeats at most {SAVE_EVERY} s of work.\n"
             f"fairseq's log is {self.log}.",
             file=sys.stderr,
         )
         self.save.mkdir(exist_ok=True)
-        lines = fairseq_lines("train", *words, before=SAVE)
+        lines = fairseq_lines("train", *words, before=f"{end_with_this_process()}\n{SAVE}")
         # Line buffering makes a killed training leave complete lines.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
             log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
@@ -221,8 +231,8 @@ def _refuse(message: str) -> None:
     raise ValueError(f"--train: {message}")
 
 
-def seconds_of_epoch(words: Sequence[str]) -> float:
-    """Estimate the time of one epoch on this CPU; a temporary training makes a few updates."""
+def seconds_of_epoch(words: Sequence[str]) -> tuple[float, float]:
+    """Estimate the time of one epoch on this CPU, and how much of it validation takes, with a temporary training."""
     level = logging.root.manager.disable
     logging.disable()
     try:
@@ -233,11 +243,20 @@ def seconds_of_epoch(words: Sequence[str]) -> float:
         logging.disable(level)
 
 
-def _seconds_of_epoch(cfg: Any) -> float:
+def _seconds_of_epoch(cfg: Any) -> tuple[float, float]:
     task = tasks.setup_task(cfg.task)
-    task.load_dataset("train")
-    data = task.dataset("train")
     trainer = Trainer(cfg, task, task.build_model(cfg.model), task.build_criterion(cfg.criterion))
+    steps: dict[str, Callable[[Any], object]] = {
+        "train": lambda sample: trainer.train_step([sample]),
+        "valid": trainer.valid_step,
+    }
+    training, validation = (_seconds_of_part(part, step, cfg, task, trainer) for part, step in steps.items())
+    return training + validation, validation
+
+
+def _seconds_of_part(part: str, step: Callable[[Any], object], cfg: Any, task: Any, trainer: Trainer) -> float:
+    task.load_dataset(part)
+    data = task.dataset(part)
     batches = task.get_batch_iterator(
         data,
         max_tokens=cfg.dataset.max_tokens,
@@ -252,23 +271,27 @@ def _seconds_of_epoch(cfg: Any) -> float:
     for place in range(TRIED + 1):
         sample = data.collater([data[number] for number in batches[place * len(batches) // (TRIED + 1)]])
         begun = time.monotonic()
-        trainer.train_step([sample])
+        step(sample)
         took.append(time.monotonic() - begun)
     return statistics.mean(took[1:]) * len(batches)
 
 
-def training_settings(model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False) -> str:
+def training_settings(
+    model: type[TranslationModel], pairs: int, tokens: int, adapts: bool = False, translates: bool = False
+) -> str:
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
     An adaptation has the longest warm-up, so the learning rate stays low: a training on little text ends before
-    the warm-up does.
+    the warm-up does.  A validation that translates a small text has more patience, because random words of an
+    untrained model may be more similar to the references than its translations in the warm-up.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
     warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
     settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
-    settings += f" --patience {PATIENCE} --no-epoch-checkpoints"
+    patience = PATIENCE + (warmup // epoch if translates and not adapts else 0)
+    settings += f" --patience {patience} --no-epoch-checkpoints"
     return f"{settings} --log-interval {min(max(epoch // 4, 1), 25)}"
 
 
@@ -332,8 +355,10 @@ class Progress:
         self.best = min(self.best, self.sign * value, self.sign * best)
         # For fairseq, a validation that only equals the best one is not an improvement.
         self.stale = 0 if self.sign * value <= self.best < before else self.stale + 1
-        found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {self.metric} {value:.3f}"
-        compared = f"the best is {self.sign * self.best:.3f}" if self.stale else "the best so far"
+        digits = 2 if self.metric in ("chrf", "bleu") else 3
+        name = METRICS.get(self.metric, self.metric)
+        found = f"{loss:.3f}" if self.metric == "loss" else f"{loss:.3f}, {name} {value:.{digits}f}"
+        compared = f"the best is {self.sign * self.best:.{digits}f}" if self.stale else "the best so far"
         self.tell(f"epoch {record['epoch']}, update {done}: validation loss {found}, {compared}{self.left(done)}")
 
     def measure(self, done: int) -> None:

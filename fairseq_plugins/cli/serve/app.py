@@ -34,7 +34,7 @@ from fairseq_plugins.cli.serve.parameters import (
     unless_disconnected,
 )
 
-FILE_FACTOR = 10  # a file may have this multiple of a text's maximum number of characters
+FILE_FACTOR = 10  # a file may have this many times as many characters as a text
 FILES = 4  # maximum number of files that are translated in parallel
 CHUNK = 128  # maximum number of a file's sentences in the queue
 
@@ -218,7 +218,7 @@ class Api:
         return (source, target), self.models[source, target]
 
     def source_for(self, target: str | None) -> str:
-        """Return the only source language of the models for a target language, or of all models."""
+        """Return the only source language of the models that translate to ``target`` (None: of all models)."""
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
         if len(sources) != 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
@@ -239,7 +239,7 @@ Told = tuple[Sentence, dict[str, Any]]
 
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
-    """Return the sentences of each text, each with the result of `Translator.explain` for it."""
+    """Return the sentences of each text, and the result of `Translator.explain` for each sentence."""
     sentences = [split(text) for text in texts]
     flat = [each.text for text in sentences for each in text if each.text]
     if len(flat) > batches.most:
@@ -249,7 +249,10 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
 
 
 def join(text: list[Told], rank: int) -> str:
-    """Join the translations of a text's sentences at a rank; a sentence with fewer ones uses its last translation."""
+    """Join the translations of a text's sentences.
+
+    Each sentence uses its translation of this rank, or its last translation if the sentence has fewer translations.
+    """
 
     def parts() -> Iterator[str]:
         for sentence, told in text:
@@ -261,7 +264,7 @@ def join(text: list[Told], rank: int) -> str:
 
 
 def described(each: Told) -> dict[str, Any]:
-    """Return the details of a sentence for an answer."""
+    """Return a sentence and its translations, with scores and lost placeholders, for the JSON response."""
     sentence, told = each
     wanted = placeholders(sentence.text)
     translations = []
@@ -283,7 +286,7 @@ async def refuse(request: Request, error: Exception) -> Response:
 
 
 def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
-    """Return the application; it runs the queues as long as the server runs."""
+    """Return the application, which runs the queues while the server runs."""
     api = Api(models, limits)
 
     @asynccontextmanager

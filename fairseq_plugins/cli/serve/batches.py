@@ -16,13 +16,16 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-PATIENCE = 0.005  # maximum wait for more sentences in seconds, to which `SHARE` adds
-SHARE = 0.1  # fraction of the last batch's time that is added, because its callers may send new sentences
+# A batch waits for more sentences for at most PATIENCE seconds, plus the fraction SHARE of the last batch's duration,
+# because callers of the last batch may send new sentences.
+PATIENCE, SHARE = 0.005, 0.1
 # A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
 # sorted text.
 WIDER = 2
 SHORT = 1000  # characters; longer texts are segmented in another thread
-BURST = 16  # sentences of a long text that are queued like one sentence of another caller
+# Each group of BURST sentences of a text is due one batch after the group before, so that short texts overtake long
+# texts.
+BURST = 16
 
 
 class QueueFullError(HTTPException):
@@ -103,7 +106,7 @@ class Batches:
         finally:
             self._accepted -= len(sentences)
             for each in waiting:
-                each.answer.cancel()  # After an error, the other sentences are removed, too.
+                each.answer.cancel()  # If the call fails, its unanswered sentences are withdrawn.
         cut = (max(0, len(words) - longest) for words in segmented)
         return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
 

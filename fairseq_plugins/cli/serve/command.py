@@ -6,12 +6,10 @@ accepted requests and then exits.
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import re
 import socket
-import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from fairseq_plugins.cli.serve.batches import Pair
     from fairseq_plugins.export.translate import Translator
 
-PACKAGES = ("httptools", "onnxruntime", "python_multipart", "starlette", "uvicorn")
+PACKAGES = ("httptools", "onnxruntime", "python_multipart", "starlette", "uvicorn", "uvloop")
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -110,7 +108,9 @@ def run(args: Namespace) -> None:
             raise ValueError(f"--cors {origin}: not an origin; give a scheme and a host, as in https://example.org")
     if missing := [name for name in PACKAGES if find_spec(name) is None]:
         raise ValueError(f"serve needs {', '.join(missing)}: pip install 'fairseq_plugins[serve]'")
-    from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415  (imports optional packages)
+    import uvloop  # noqa: PLC0415  (an optional package; the next modules import others)
+
+    from fairseq_plugins.cli.serve.app import Limits  # noqa: PLC0415
     from fairseq_plugins.cli.serve.server import serve  # noqa: PLC0415
 
     models = open_models(args.folders)
@@ -123,8 +123,8 @@ def run(args: Namespace) -> None:
             f"--host {args.host} --port {args.port}: {error.strerror}; choose another port or host",
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
-    sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
-    asyncio.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))
+    # While translating threads use all cores, asyncio's own loop would answer requests too slowly to keep batches full.
+    uvloop.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))
 
 
 def open_models(places: Iterable[str]) -> dict[Pair, Translator]:

@@ -37,7 +37,7 @@ def split(text: str) -> list[Sentence]:
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Return whether a match ends a sentence; after abbreviations and ordinals, or before lower case, it does not."""
+    """Return whether a match ends a sentence: not after an abbreviation or ordinal, and not before lower case."""
     marks = match[0].strip()
     if "\n" in match[0] or marks[:1] in "。！？":
         return True
@@ -55,7 +55,7 @@ def _between_spaces(chunk: str) -> Sentence:
 
 @dataclass(frozen=True)
 class Document:
-    """A file to translate; ``fill`` gets translations of its texts, and returns the translated file and a report."""
+    """A file to translate; ``fill`` gets translations of the texts, and returns the translated file and a report."""
 
     name: str  # without a folder
     texts: list[str]  # without repetitions
@@ -92,7 +92,7 @@ def read_document(name: str, content: bytes) -> Document:
 
 
 def _read_catalogue(name: str, content: bytes) -> Document:
-    with TemporaryDirectory() as folder:  # polib gets a file: if a text is the name of a file, polib opens that file
+    with TemporaryDirectory() as folder:  # polib.pofile(text) would open a file whose name equals the text
         path = Path(folder, "catalogue.po")
         path.write_bytes(content)
         try:

@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 async def read_body(request: Request, most: int) -> bytes:
-    """Return a request's body; refuse a too long body only at its end, so that the client receives the error."""
+    """Return a request's body, or refuse a body of more than ``most`` bytes.
+
+    A body that is too long is read to its end before the refusal, so that the client receives the error.
+    """
     body, size = bytearray(), 0
     try:
         with anyio.fail_after(SLOW):
@@ -31,7 +34,7 @@ async def read_body(request: Request, most: int) -> bytes:
     except TimeoutError:
         raise HTTPException(408, "Invalid request: the body arrived too slowly") from None
     if size > most:
-        raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most})")
+        raise HTTPException(413, f"Invalid request: request ({size} bytes) exceeds text limit ({most} bytes)")
     return bytes(body)
 
 
@@ -101,7 +104,10 @@ def text_of(parameters: dict[str, Any], name: str) -> str:
 
 
 def number_of(parameters: dict[str, Any], name: str, most: int) -> int:
-    """Return an integer parameter, 0 if it is missing or negative; refuse other types and values above ``most``."""
+    """Return an integer parameter, or 0 if the parameter is missing or negative.
+
+    Values of other types, and values above ``most``, are refused.
+    """
     try:
         value = max(0, int(parameters.get(name) or 0))
     except (TypeError, ValueError, OverflowError):

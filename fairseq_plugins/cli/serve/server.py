@@ -1,4 +1,4 @@
-"""The server: uvicorn with a shutdown that answers all requests."""
+"""The uvicorn server, with limits for the head of a request, and a graceful shutdown."""
 
 from __future__ import annotations
 
