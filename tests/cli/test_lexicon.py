@@ -148,8 +148,8 @@ def test_a_failure_of_the_aligner_leaves_the_old_lexicon(corpus, aligner, progra
 def test_a_full_disk_leaves_the_old_lexicon(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_lexicon(corpus)
     old = contents(corpus)
-    monkeypatch.setattr(lexicon, "contents", lambda *_: [["x"], ["x"], ["x" * 300]])
-    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{lexicon.FILES[-1]} "):
+    monkeypatch.setattr(lexicon, "contents", lambda *_: [["x" * 300], ["x"], ["x"]])
+    with full_disk(200), pytest.raises(SystemExit, match=f"lexicon/{lexicon.FILES[0]} "):
         make_lexicon(corpus)
     assert contents(corpus) == old
 
