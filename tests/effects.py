@@ -48,7 +48,6 @@ def namespaces() -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def settings() -> dict[str, object]:
-    """Return the settings of this process."""
     found: dict[str, object] = {
         "environment": dict(os.environ),
         "signals": [signal.getsignal(number) for number in signal.valid_signals()],

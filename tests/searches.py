@@ -22,8 +22,7 @@ from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES, WORDS, enliven, random_model
-from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
-from tests.search.searching import assert_same, read_copy_later
+from tests.search.searching import FAIRSEQ_MODELS, assert_same, fairseq_model, read_copy_later
 
 FIRST = 4  # the first index after the special symbols
 PAD, EOS = 1, 2

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from fairseq import checkpoint_utils
 
-from fairseq_plugins.cli.files import work_in
 from tests.commands import ROOT, script
 
 ABLATIONS = ROOT / "examples" / "ablations"
@@ -79,18 +78,3 @@ def test_a_second_call_fills_the_remaining_cells(data: Path, tmp_path: Path) -> 
     assert len(shown) == len(set(shown)) == 8
     table = (tmp_path / "convs2s.md").read_text()
     assert re.search(r"^\| base \| [\d.]+ \| [\d.]+ to [\d.]+ \| [\d.]+ \| 2 of 2 \|$", table, flags=re.MULTILINE)
-
-
-def test_concurrent_calls_are_refused(data: Path, tmp_path: Path) -> None:
-    with work_in(tmp_path):
-        result = ablate(data, tmp_path, "convs2s")
-    assert result.returncode == 1
-    assert result.stderr.startswith(f"{tmp_path} is in use")
-    assert [path.name for path in tmp_path.iterdir()] == [".lock"]
-
-
-def test_an_unknown_table_is_named(data: Path, tmp_path: Path) -> None:
-    """``--tables 4`` does not select a table whose title contains 4.5."""
-    result = ablate(data, tmp_path, "weighted_transformer", "--tables", 4)
-    assert result.returncode == 2
-    assert "--tables 4: not in a table's title; use words of 'Table 2: beside the Transformer'" in result.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ FAST = "translation_fast, float32"
 
 
 def shown_by(script: str, *options: object) -> str:
-    """Return the output of a script."""
     finished = python(BENCHMARKS / script, *options, "--threads", 1)
     assert finished.returncode == 0, finished.stdout[-1000:] + finished.stderr[-3000:]
     return finished.stdout
@@ -80,42 +78,3 @@ def test_newstest(tmp_path: Path) -> None:
     for row in rows:
         assert (row["beam"], row["sentences"], row["tokens"]) == (2, len(lengths), rows[0]["tokens"])
         assert 0.01 < row["peak GB"] < 2 or row["contestant"].startswith("CTranslate2")
-
-
-def test_changed_ratios() -> None:
-    """A table of ratios can be read again, and the script lists ratios that differ by more than a tenth."""
-    script = runpy.run_path(str(BENCHMARKS / "figures.py"))
-    rows = {
-        "16 sentences": [
-            {"contestant": "transformer", "seconds": [4.0, 9.0, 2.0]},
-            {"contestant": "weighted_transformer_small, translation_fast, int8", "seconds": [2.0, 3.0, 2.0]},
-        ],
-        "one sentence": [],
-        "an update": [{"model": "fconv_iwslt_de_en", "seconds": {"fairseq": [3.0], "bfloat16": [1.0]}}],
-        "whole commands": [
-            {"beam": beam, "contestant": name, "seconds": [seconds]}
-            for beam in (1, 5)
-            for name, seconds in (("CTranslate2, int8", 1.0), ("weighted_transformer_small, exported, int8", beam))
-        ],
-    }
-    ratios = script["ratios_of"]({run: script["seconds_of"](each) for run, each in rows.items()})
-    assert list(ratios.values()) == [2.0, 3.0, 1.0, 0.2]
-    assert script["read_ratios"](script["table"]("A machine; today", ratios)) == ratios
-    names = list(ratios)
-    now = dict(zip(names, [2.15, 2.6, 1.0], strict=False)) | {"another": 1.0}
-    assert script["moved"](ratios, ratios) == []
-    assert script["moved"](ratios, now) == [
-        f"{names[1]}: 3.00 before, 2.60 now",
-        f"{names[3]}: not measured",
-        "another: new",
-    ]
-
-
-def test_figures_compare_existing_contestants() -> None:
-    """Each contestant is a row of the script that measures it, if the CPU has its precision and CTranslate2 exists."""
-    script = runpy.run_path(str(BENCHMARKS / "figures.py"))
-    sources = {name: (BENCHMARKS / options[0]).read_text() for name, options in script["RUNS"].items()}
-    for measured, *contestants in script["comparisons"]():
-        for contestant in contestants:
-            name = re.sub(r", (translation_fast|exported|fairseq|float32|bfloat16|int8|beam \d)\b.*$", "", contestant)
-            assert f'"{name}' in sources[measured] or f"{name}," in sources[measured], contestant

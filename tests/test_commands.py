@@ -15,8 +15,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, build_mode
 from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
 from omegaconf import OmegaConf, open_dict
 
-from fairseq_plugins.cli import main as cli
-from tests.commands import QUIET, ROOT, USER_DIR, hypotheses, run, train
+from tests.commands import QUIET, ROOT, USER_DIR, run, train
 
 # Validation by BLEU translates during training; the learning-rate schedule is the plugin's.
 BLEU = ["--eval-bleu", "--eval-bleu-args", '{"beam": 3}', "--eval-bleu-remove-bpe", "--eval-bleu-detok", "space"]
@@ -26,28 +25,9 @@ BLEU += ["--lr-scheduler", "anneal_after_plateau"]
 
 @pytest.fixture(scope="module")
 def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train four epochs without a stop."""
     folder = tmp_path_factory.mktemp("trained")
     train(data, folder, *BLEU, "--dropout", 0, "--batch-size", 64, "--max-epoch", 4)
     return folder
-
-
-@pytest.fixture(scope="module")
-def generated(data: Path, trained: Path) -> dict[int, list[tuple[float, str]]]:
-    checkpoint = trained / "checkpoint_best.pt"
-    result = run("generate", data, "--user-dir", USER_DIR, "--path", checkpoint, "--beam", 3, "--nbest", 3)
-    return hypotheses(result.stdout)
-
-
-def test_interactive_translates_like_generate(data: Path, trained: Path, generated: dict) -> None:
-    sources = (data.parent / "test.src").read_text()
-    odd = "\nnever seen words\n"  # a blank line, and a line of unknown words
-    options = ["--user-dir", USER_DIR, "--path", trained / "checkpoint_best.pt", "--beam", 3, "--nbest", 3]
-    result = run("interactive", data, *options, "--buffer-size", 18, stdin=sources + odd)
-    found = hypotheses(result.stdout)
-    assert sorted(found) == list(range(18))
-    for number, beams in generated.items():
-        assert [text for _, text in found[number]] == [text for _, text in beams]
 
 
 def test_validate(data: Path, trained: Path) -> None:
@@ -55,25 +35,6 @@ def test_validate(data: Path, trained: Path) -> None:
     result = run("validate", data, *options, "--valid-subset", "valid", "--batch-size", 16, *QUIET)
     (line,) = (line for line in (result.stdout + result.stderr).splitlines() if "INFO | valid | {" in line)
     assert float(json.loads(line.split(" | valid | ")[1])["valid_loss"]) > 0
-
-
-@pytest.fixture(scope="module")
-def fconv(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a model of fairseq."""
-    folder = tmp_path_factory.mktemp("fconv")
-    train(data, folder, "--max-epoch", 3, arch="fconv")
-    return folder / "checkpoint_best.pt"
-
-
-def test_a_trained_fconv_translates_the_same_after_import(data: Path, fconv: Path, tmp_path: Path) -> None:
-    cli.main(["import-fconv", str(fconv), str(tmp_path / "convs2s.pt")])
-    ours, theirs = (
-        hypotheses(run("generate", data, "--user-dir", USER_DIR, "--path", path, "--beam", 3, "--nbest", 3).stdout)
-        for path in (tmp_path / "convs2s.pt", fconv)
-    )
-    for number, beams in theirs.items():
-        assert [text for _, text in ours[number]] == [text for _, text in beams]
-        assert [score for score, _ in ours[number]] == pytest.approx([score for score, _ in beams], abs=1e-4)
 
 
 def test_bleu_during_training_is_that_of_the_checkpoint(data: Path, trained: Path) -> None:

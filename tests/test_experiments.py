@@ -25,7 +25,6 @@ NAMES = [f"{recipe.parent.name}/{recipe.name}" for recipe in RECIPES]
 
 
 def run(experiment: str, *arguments: object, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run an experiment's run.sh."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     packages = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
     return subprocess.run(

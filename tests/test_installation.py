@@ -15,7 +15,6 @@ from tests.commands import QUIET, ROOT, TRAINING, run
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install the wheel into a folder."""
     folder = tmp_path_factory.mktemp("installation")
     source, wheels, site = folder / "source", folder / "wheels", folder / "site"
     source.mkdir()
@@ -31,7 +30,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_nothing_is_left_out(site: Path) -> None:
-    """A test in the repository would not notice files that the wheel lacks."""
     inside, installed = (
         {path.relative_to(folder) for path in (*folder.rglob("*.py"), *folder.glob("cli/serve/page/*"))}
         for folder in (ROOT / "fairseq_plugins", site / "fairseq_plugins")

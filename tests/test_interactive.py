@@ -86,10 +86,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
 
 
 def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
-    """Lines must also fit into --max-tokens; constraints do not count, and empty constraints are ignored.
-
-    A blank line with a constraint is translated.
-    """
+    """Lines without their constraints must fit into --max-tokens; a blank line with a constraint is translated."""
     lines = "w1\t\tw5\n" + "w1 " * 30 + "\tw4\n\tw6\n"
     options = ["--max-tokens", 20, "--buffer-size", 4, "--constraints", "unordered"]
     result = run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=lines)
@@ -119,11 +116,14 @@ def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: li
     assert [found[number] == blank for number in range(3)] == [True, False, True]
 
 
-def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint) -> None:
-    """If a prefix is given, the translation continues it."""
+def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint, caplog) -> None:
+    """If a prefix is given, the translation continues it; fairseq logs nothing at a call."""
     path = checkpoint(ARCHITECTURES[0])
     hub = ConvS2SModel.from_pretrained(str(path.parent), path.name, str(data))
-    blank, other = hub.translate(["", "w1 w2"], max_len_b=6)
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        blank, other = hub.translate(["", "w1 w2"], max_len_b=6)
+    assert not [record for record in caplog.records if record.name.startswith("fairseq")]
     assert not blank
     assert other
     prefix = torch.tensor([[hub.tgt_dict.index("w5")]])

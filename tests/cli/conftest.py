@@ -38,7 +38,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parse(*words: object) -> Any:
-    """Parse a command line of own-data."""
     parser = ArgumentParser()
     own_data.add_arguments(parser)
     return parser.parse_args([*map(str, words)])

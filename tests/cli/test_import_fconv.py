@@ -15,7 +15,6 @@ from fairseq.models.fconv import FConvModel
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.convs2s.fconv import convert_parameters
-from tests.commands import full_disk
 from tests.common.test_generation import assert_same, generate
 from tests.conftest import enliven, random_model
 
@@ -129,14 +128,6 @@ def test_refuses_checkpoints_that_it_cannot_convert(tmp_path, data, fconv) -> No
         assert name in fails(*words)
     assert (tmp_path / "link").is_symlink()
     assert not new.exists()
-
-
-def test_a_full_disk_leaves_no_file(tmp_path, data, fconv) -> None:
-    checkpoint = save(tmp_path / "old.pt", fconv.state_dict(), data)
-    before = sorted(tmp_path.iterdir())
-    with full_disk(1000):
-        assert "new.pt cannot be written" in fails(checkpoint, tmp_path / "new.pt")
-    assert sorted(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize(

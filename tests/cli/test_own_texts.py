@@ -31,15 +31,12 @@ def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
             (tmp_path / language / f"{name}.txt").write_text((texts / f"train.{language}").read_text())
     languages, files = described(tmp_path / "en", tmp_path / "de")
     assert languages == ("en", "de")
-    assert [[file.relative_to(tmp_path).as_posix() for file in pair] for pair in files] == [
-        ["en/a.txt", "de/a.txt"],
-        ["en/b.txt", "de/b.txt"],
-    ]
+    assert files == [tuple(tmp_path / language / name for language in languages) for name in ("a.txt", "b.txt")]
     assert len(list(read_pairs(files, languages))) == 600
     (tmp_path / "de" / "b.txt").unlink()
-    with pytest.raises(ValueError, match=r"en/b\.txt has no partner in the other folder"):
+    with pytest.raises(ValueError, match=r"en/b\.txt"):
         described(tmp_path / "en", tmp_path / "de")
-    with pytest.raises(ValueError, match=r"en and .*a\.txt .*give two files or two folders"):
+    with pytest.raises(ValueError, match=r"en and .*a\.txt"):
         described(tmp_path / "en", tmp_path / "de" / "a.txt", "--target-lang", "de")
 
 
@@ -58,7 +55,7 @@ def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
     assert pairs == [tuple(name.format(language) for language in ("en", "de")) for name in names]
     assert len(list(read_pairs(files, languages))) == 4 * 300
     (tmp_path / "en" / "news.2013.en.gz").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz have the same name"):
+    with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz"):
         described(tmp_path / "en", tmp_path / "de")
 
 
@@ -94,10 +91,10 @@ def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"^--source-lang: .* give --source-lang"):
             described(source)
     (tmp_path / "a.en").write_text("one\n")
-    with pytest.raises(ValueError, match="are both en: give TARGET too"):
+    with pytest.raises(ValueError, match="--target-lang"):
         described(tmp_path / "a.en")
     (tmp_path / name).unlink()
-    with pytest.raises(ValueError, match=r"has no files with both languages \(\*\.tmx, \*\.tmx\.gz, \*\.po\)"):
+    with pytest.raises(ValueError, match=str(tmp_path)):
         described(tmp_path, "--source-lang", "en", "--target-lang", "ro")
 
 

@@ -74,7 +74,6 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
 @example((ROOT / "README.md").read_text(encoding="utf-8").split("\n"))
 @given(LINES)
 def test_all_text_is_restored(ways: Ways, tmp_path: Path, lines: list[str]) -> None:
-    """own-data, fairseq's commands and the exported folder use the same pieces, and no piece is unknown."""
     (tmp_path / "text").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")
     preparation.segment_by_pieces(ways.model, tmp_path / "text", tmp_path / "pieces")
     segmented = (tmp_path / "pieces").read_text(encoding="utf-8").split("\n")

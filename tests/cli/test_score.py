@@ -65,7 +65,6 @@ def test_text_without_spaces(tmp_path: Path, tokenize: str, capsys: pytest.Captu
 
 
 def test_tokens_are_detokenised(tmp_path: Path, files: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    """--replace-unk leaves tokens; the detokenised text of simple sentences is known."""
     run = ["--generated", generated(tmp_path / "tokens.txt", [0, 1, 2], TOKENS, TOKENS)]
     cli.main(["score", *run, "--reference", files["first"], "--detokenise", "en"])
     expected = sacrebleu.corpus_bleu(TEXTS, [REFERENCES]).score

@@ -86,38 +86,3 @@ def test_modes(build, architecture, sentences, dictionary, device, mode: str, le
     options = {name: value.to(device) if torch.is_tensor(value) else value for name, value in MODES[mode].items()}
     actual = generate([build(architecture)], dictionary, source, **options)
     assert_same(actual, generate([without_state(build(architecture))], dictionary, source, **options))
-
-
-@torch.no_grad()
-def test_sentences_finish_at_different_steps(build, architecture, sentences, dictionary) -> None:
-    """If all sentences ended at the same step, `test_modes` would not test that sentences leave the batch."""
-    hypotheses = generate([build(architecture)], dictionary, sentences(LENGTHS))
-    last = [max(len(beam["tokens"]) for beam in beams) for beams in hypotheses]
-    assert len(set(last)) > 1, last
-
-
-@pytest.mark.parametrize("beam", [1, 3, 7])
-@torch.no_grad()
-def test_another_beam_than_the_one_prepared_for(build, architecture, sentences, dictionary, beam: int) -> None:
-    """fairseq's fconv crashes with another beam, or silently returns wrong results."""
-    model = build(architecture)
-    model.make_generation_fast_(beamable_mm_beam_size=5, need_attn=True)
-    actual = generate([model], dictionary, sentences(LENGTHS), beam_size=beam)
-    expected = generate([without_state(build(architecture))], dictionary, sentences(LENGTHS), beam_size=beam)
-    assert_same(actual, expected)
-
-
-@torch.no_grad()
-def test_ensemble(build, architecture, sentences, dictionary) -> None:
-    actual = generate([build(architecture, seed=seed) for seed in (1, 2)], dictionary, sentences(LENGTHS))
-    plain = [without_state(build(architecture, seed=seed)) for seed in (1, 2)]
-    assert_same(actual, generate(plain, dictionary, sentences(LENGTHS)))
-
-
-@torch.no_grad()
-def test_batches_do_not_matter(build, architecture, sentences, dictionary) -> None:
-    model, source = build(architecture), sentences(LENGTHS)
-    together = generate([model], dictionary, source)
-    for row, expected in zip(source, together, strict=True):
-        alone = generate([model], dictionary, row[row.ne(dictionary.pad())].unsqueeze(0))[0]
-        assert [beam["tokens"].tolist() for beam in alone] == [beam["tokens"].tolist() for beam in expected]

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fairseq.modules import FairseqDropout
-from fairseq.nan_detector import NanDetector
 
 SOURCE, TARGET = [5, 3], [4, 2]
 
@@ -35,23 +34,6 @@ def test_the_longest_sentences(build, architecture, sentences) -> None:
             model(sentences([12]), None, sentences([10]))
         with pytest.raises(ValueError, match=r"10 tokens .* 9 positions"):
             model.decoder(sentences([10]), model.encoder(sentences([12])), incremental_state={})
-
-
-@torch.no_grad()
-def test_states_are_independent(build, architecture, sentences) -> None:
-    """Batches that are decoded alternately, each with its own state, get the same outputs as batches decoded alone."""
-    model = build(architecture)
-    batches = [(sentences([5, 3]), sentences([6, 6])), (sentences([2, 7, 4], seed=2), sentences([6] * 3, seed=2))]
-    encoded = [model.encoder(source) for source, _ in batches]
-    states: list[dict] = [{}, {}]
-    found: list[list[torch.Tensor]] = [[], []]
-    for step in range(1, 7):
-        for number, (_, target) in enumerate(batches):
-            logits, _ = model.decoder(target[:, :step], encoded[number], incremental_state=states[number])
-            found[number].append(logits)
-    for number, (_, target) in enumerate(batches):
-        expected, _ = model.decoder(target, encoded[number])
-        torch.testing.assert_close(torch.cat(found[number], dim=1), expected, rtol=1e-4, atol=1e-4)
 
 
 RETAIN = {
@@ -103,13 +85,3 @@ def test_a_checkpoint_of_a_newer_version_is_refused(build, architecture) -> None
     assert version == (2 if "weighted" in architecture else 1), "with another number old checkpoints are refused"
     with pytest.raises(ValueError, match=f"version {version + 1} .* {version}"):
         model.load_state_dict(state)
-
-
-@pytest.mark.filterwarnings("ignore:Using non-full backward hooks")
-def test_where_a_gradient_became_nan(build, architecture, sentences, caplog: pytest.LogCaptureFixture) -> None:
-    """fairseq repeats a batch that had a NaN gradient, with hooks that report where the NaN arose."""
-    model = build(architecture).train()
-    with NanDetector(model):
-        logits, _ = model(sentences(SOURCE), None, sentences(TARGET))
-        (logits * torch.nan).sum().backward()
-    assert "NaN detected in output of decoder" in caplog.text

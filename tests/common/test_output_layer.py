@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 
 from fairseq_plugins.common.output_layer import candidate_output, selected_rows, with_candidate_output
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
+from tests.search.searching import FAIRSEQ_MODELS, fairseq_model
 
 CANDIDATES = [0, 1, 2, 3, 7, 20, 21, 43]
 TIED = {

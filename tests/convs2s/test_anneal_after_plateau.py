@@ -51,7 +51,6 @@ def test_hydra_gives_the_rate_and_the_metric_in_other_groups(larger_is_better: b
 
 
 def run_epoch(scheduler: AnnealAfterPlateau, epoch: int, loss: float | None) -> float:
-    """Run an epoch as fairseq's trainer does."""
     scheduler.step_begin_epoch(epoch)
     return scheduler.step(epoch, loss)
 

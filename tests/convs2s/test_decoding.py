@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.convs2s.layers import GatedConvolution, MultiStepAttention, ProjectedAttention
 from tests.common.stepwise import check_stepwise_equals_full, close, decodings
 
 
@@ -50,28 +47,3 @@ def check_windows(decoding, reference, tokens: torch.Tensor, source: Source) -> 
         size = convolution.past.size(1) // inputs.size(2)
         past = torch.cat([inputs.new_zeros(size, *inputs.shape[1:]), inputs])[len(inputs) :].transpose(0, 1)
         close(convolution.past, past.flatten(1))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@torch.no_grad()
-def test_projected_attention_equals_attention(dtype: torch.dtype) -> None:
-    torch.manual_seed(1)
-    attention = MultiStepAttention(dim=20, embed_dim=12).to(dtype)
-    attention.in_projection.bias.normal_()
-    attention.out_projection.bias.normal_()
-    padding = torch.arange(7) >= torch.tensor([7, 4, 1]).unsqueeze(1)
-    source = Source(torch.randn(3, 7, 12, dtype=dtype), torch.randn(3, 7, 12, dtype=dtype), padding)
-    h, g = torch.randn(3, 5, 20, dtype=dtype), torch.randn(3, 5, 12, dtype=dtype)
-    gz = torch.baddbmm(source.bias, g, source.keys.transpose(1, 2), alpha=0.5**0.5)
-    projected = ProjectedAttention(attention, source, None)
-    for actual, expected in zip(projected.attend(h, gz), attention(h, g, source), strict=True):
-        close(actual, expected)
-
-
-def test_convolved_windows_equal_convolved_sentences() -> None:
-    torch.manual_seed(1)
-    convolution = GatedConvolution(3, 2, kernel=4, causal=True)
-    convolution.bias.data.normal_()
-    x = torch.randn(6, 5, 3)
-    windows = F.pad(x, (0, 0, 0, 0, 3, 0)).unfold(0, 4, 1).transpose(2, 3).flatten(2)
-    torch.testing.assert_close(convolution.of_windows(windows), convolution(x))

@@ -15,15 +15,11 @@ sys.path.append(str(ROOT / "examples" / "prepare"))  # scripts of the examples i
 
 
 class Server(ThreadingHTTPServer):
-    """Serve ``files``; ``breaks`` drops connections half-way, and without ``ranges`` whole files are sent.
-
-    Without ``sizes``, the server sends chunks without a total length.
-    """
+    """Serve ``files``; ``breaks`` drops connections half-way, and without ``ranges`` whole files are sent."""
 
     files: dict[str, bytes]
     breaks = False
     ranges = True
-    sizes = True
     asked: list[str | None]
 
 
@@ -43,11 +39,6 @@ class Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         self.send_response(206 if start else 200)
-        if not self.server.sizes:
-            self.send_header("Transfer-Encoding", "chunked")
-            self.end_headers()
-            self.wfile.write(b"100000\r\n" + content[: len(content) // 2])
-            return
         self.send_header("Content-Length", str(len(content) - start))
         self.end_headers()
         self.wfile.write(content[start : len(content) // 2 if self.server.breaks else None])

@@ -22,12 +22,6 @@ def served(server: Server) -> None:
     server.files["/file.bin"] = CONTENT
 
 
-def test_a_part_that_breaks_off(server: Server, tmp_path: Path) -> None:
-    server.sizes = False
-    with pytest.raises(OSError, match="IncompleteRead"):
-        download(url(server), tmp_path / "file.bin", SHA256)
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_a_download_resumes_where_it_stopped(server: Server, tmp_path: Path, ranges: bool) -> None:
     path, server.breaks, server.ranges = tmp_path / "file.bin", True, ranges

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import io
 import os
 import tarfile
@@ -13,7 +12,7 @@ from pathlib import Path
 import corpus
 import pytest
 from corpus import Corpus, prepare
-from downloads import File, fetch, text
+from downloads import fetch, text
 from experiments import CORPORA
 
 from tests.commands import ROOT, script
@@ -21,22 +20,12 @@ from tests.examples.conftest import Server, url
 
 
 def call(*words: object) -> str:
-    """Run the script, and return its error."""
     return script(ROOT / "examples" / "prepare" / "__main__.py", *words).stderr
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_binarising(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "binarise", lambda *arguments: arguments[2].mkdir())
-
-
-def test_a_miniature_is_not_accepted_as_the_corpus(tmp_path: Path) -> None:
-    """Neither has subwords, so only the settings distinguish a miniature from the corpus."""
-    own = Corpus("xx", "yy", train=text("train.{}", ("xx", "yy")), tests=(), merges=None, terms="Ask somebody.")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CORPORA, "gigaword", own)
-        assert "prepare: error" not in call("gigaword", tmp_path / "out", "--smoke")
-        assert "has other text or other settings" in call("gigaword", tmp_path / "out")
 
 
 def archive(files: dict[str, bytes]) -> bytes:
@@ -107,7 +96,6 @@ def test_a_truncated_archive_leaves_no_text(server: Server, tmp_path: Path) -> N
     assert not (tmp_path / "in" / "train.en").exists()
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within any step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
@@ -139,7 +127,6 @@ def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monk
         prepare(small(server, max_words=9), out, out / "orig")
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     """Texts without checksums are compared; a project may be moved, and records of earlier versions are accepted."""
     for name in ("a", "b"):
@@ -166,37 +153,6 @@ def test_other_text_under_the_same_names(tmp_path: Path) -> None:
     assert (out / "settings").read_text() == f"{described}\n", "which texts the tokens are of is not known"
 
 
-@pytest.mark.usefixtures("no_binarising")
-def test_files_of_finished_steps_may_be_missing(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Only files that are still needed must exist, and a mistyped folder does not start a download."""
-    (tmp_path / "orig").mkdir()
-    prepare(small(server), tmp_path, tmp_path / "orig")
-    (tmp_path / "orig").rename(tmp_path / "moved")
-    asked = len(server.asked)
-    prepare(small(server), tmp_path, tmp_path / "orig", words=True)
-    (tmp_path / "data-bin").rmdir()
-    (tmp_path / "test.reference").unlink()
-    monkeypatch.setitem(CORPORA, "gigaword", small(server))
-    words = ["gigaword", tmp_path, "--orig", tmp_path / "orig"]
-    assert f"--orig: {tmp_path / 'orig'} is not a folder" in call(*words)
-    assert len(server.asked) == asked
-    assert "prepare: error" not in call(*words, "--words")
-    prepare(small(server), tmp_path, tmp_path / "orig")
-    assert [path.name for path in (tmp_path / "orig").iterdir()] == ["test.de"]
-
-
-@pytest.mark.parametrize(("there", "place"), [("a", "a"), ("a.gz", "a.gz"), ("a a.gz", "{}"), ("", "{}")])
-@pytest.mark.parametrize("name", ["a", "a.gz"])
-def test_gzipped_or_not(tmp_path: Path, name: str, there: str, place: str) -> None:
-    """The published name may end in .gz, too; if both files exist, the named file is used."""
-    for each in there.split():
-        (tmp_path / each).touch()
-    assert File(name).place(tmp_path).name == place.format(name)
-
-
-@pytest.mark.usefixtures("no_binarising")
 def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     """As in fairseq's script, test parts have straight apostrophes, but references keep theirs."""
     for name in ("train.tags.en", "train.tags.de"):
@@ -212,7 +168,6 @@ def test_apostrophes_in_test_parts(tmp_path: Path) -> None:
     assert "\u2019" in (out / "tmp" / "train.en").read_text()
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_punctuation_is_normalised_in_training_only(server: Server, tmp_path: Path) -> None:
     """Test parts keep their quotation marks, as in fairseq's scripts."""
     described = replace(small(server), normalise=True)
@@ -235,7 +190,6 @@ def test_pairs_are_cleaned(tmp_path: Path) -> None:
     assert kept == [(1, 1), (2, 3), (3, 4)]
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: Path) -> None:
     (tmp_path / "orig").mkdir()
     prepare(small(server), tmp_path, tmp_path / "orig")
@@ -247,7 +201,6 @@ def test_every_nth_pair_is_held_out_and_none_is_lost(server: Server, tmp_path: P
     assert restored == (tmp_path / "tmp" / "train.de").read_text()
 
 
-@pytest.mark.usefixtures("no_binarising")
 def test_sides_of_a_test_part_have_equally_many_lines(server: Server, tmp_path: Path) -> None:
     described = small(server)
     server.files["/test.de"] += b"one more\n"
@@ -267,17 +220,3 @@ def test_existing_files_are_refused(server: Server, tmp_path: Path) -> None:
 def test_the_error_names_files_that_must_be_downloaded_by_hand(tmp_path: Path) -> None:
     assert "/orig/sumdata/train/train.article.txt is missing. It is under a licence" in call("gigaword", tmp_path)
     assert "/mistyped is not a folder" in call("iwslt14_de_en", tmp_path / "out", "--orig", tmp_path / "mistyped")
-
-
-@pytest.mark.parametrize("name", sorted(CORPORA))
-def test_every_download_has_a_valid_description(name: str) -> None:
-    """Each address has one checksum in the right form; all paths are relative."""
-    sums: dict[str, set[str | None]] = {}
-    for file in CORPORA[name].files():
-        assert not file.path.startswith(("/", ".."))
-        if file.url is not None:
-            sums.setdefault(file.url, set()).add(file.checksum)
-            if file.checksum is not None:
-                algorithm, _, digits = file.checksum.partition(":")
-                assert len(digits) == 2 * hashlib.new(algorithm).digest_size
-    assert all(len(found) == 1 for found in sums.values())

@@ -38,7 +38,6 @@ def collated(lines: list[str], dictionary: Dictionary) -> Tensor:
 
 
 def search(model: Any, dictionary: Dictionary, lines: list[str], **options: Any) -> list[list[dict[str, Any]]]:
-    """Return the hypotheses of `translation_fast`."""
     generator = FastBeamSearch([model], dictionary, **options)
     source = collated(lines, dictionary)
     lengths = source.ne(dictionary.pad()).sum(dim=1)
@@ -60,7 +59,6 @@ def assert_same(actual: list[Any], expected: list[list[dict[str, Any]]], diction
 
 
 def parts(folder: Path) -> list[Path]:
-    """Return the files that the program reads."""
     return [path for path in sorted(folder.iterdir()) if path.name not in ("translate.py", "README.md", "__pycache__")]
 
 

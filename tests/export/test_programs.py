@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 import torch
 from fairseq.data import Dictionary
@@ -23,6 +20,7 @@ from fairseq_plugins.export import translate
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import WORDS
 from tests.export.exporting import assert_same, export, lines_of, search
+from tests.search.test_precision import faster
 
 LENGTHS = [9, 6, 3, 1, 5, 5, 12, 1]
 BILSTM = {"encoder_hidden_size": 24, "encoder_lstm_layers": 3}
@@ -200,14 +198,6 @@ def test_sums_of_int8_do_not_overflow(
     assert torch.equal(scores[1], scores[2])
 
 
-def test_the_tested_product_has_unsigned_and_signed_bytes() -> None:
-    kinds = (("a", onnx.TensorProto.UINT8), ("b", onnx.TensorProto.INT8), ("c", onnx.TensorProto.INT32))
-    a, b, c = (onnx.helper.make_tensor_value_info(name, kind, None) for name, kind in kinds)
-    graph = onnx.helper.make_graph([onnx.helper.make_node("MatMulInteger", ["a", "b"], ["c"])], "g", [a, b], [c])
-    opsets = [onnx.helper.make_opsetid("", 10)]
-    assert onnx.load_from_string(translate.PRODUCT) == onnx.helper.make_model(graph, opset_imports=opsets, ir_version=5)
-
-
 @with_vnni
 def test_no_sum_overflows_with_vnni() -> None:
     assert not translate.sums_overflow()
@@ -233,16 +223,9 @@ def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_p
     translators = [
         translate.Translator(export(model, tmp_path / str(int8), dictionary, int8=int8), 1) for int8 in (False, True)
     ]
-    ratios = []
-    for _ in range(5):
-        seconds = []
-        for translator in translators:
-            began = time.process_time()
-            translator.translate(lines, beam=4, min_len=5, max_len_b=5)
-            seconds.append(time.process_time() - began)
-        ratios.append(seconds[0] / seconds[1])
-    print(ratios)
-    assert statistics.median(ratios) > 1.5
+    times = {"beam": 4, "min_len": 5, "max_len_b": 5}
+    plain, fast = (lambda translator=each: translator.translate(lines, **times) for each in translators)
+    assert faster(plain, fast, turns=5) > 1.5
 
 
 def test_replacement_by_the_attended_word(build, architecture, dictionary, tmp_path) -> None:

@@ -86,7 +86,6 @@ def saved(state: object, **options: Any) -> bytes:
 
 
 def changed(data: bytes, random: Random) -> bytes:
-    """Replace some bytes by others."""
     for _ in range(random.randint(1, 4)):
         position, new = random.randint(0, len(data)), codes(random, 8)
         end = position + random.choice([len(new), random.randint(0, 9)])

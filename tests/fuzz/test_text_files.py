@@ -144,24 +144,3 @@ def test_dictionaries_of_unknown_words(file: Path) -> None:
         found = trial(str(file))
         if found is not None:
             assert all(len(word.split()) == 1 for pair in found.items() for word in pair)
-
-
-def load_dictionary(path: str) -> Dictionary | None:
-    """Return None for expected errors; for text that is not UTF-8, fairseq raises a bare Exception."""
-    try:
-        return Dictionary.load(path)
-    except Exception as error:
-        if type(error) in (ValueError, RuntimeError) or "Incorrect encoding" in str(error):
-            return None
-        raise
-
-
-def test_dictionaries_of_fairseq(file: Path) -> None:
-    trial = Trial(load_dictionary)
-
-    @fuzz
-    def run(random: Random) -> None:
-        file.write_bytes(content(random))
-        found = trial(str(file))
-        if found is not None:
-            assert len(found.symbols) == len(found.count) >= len(found.indices)

@@ -87,12 +87,7 @@ def memory(field: str) -> int:
 
 
 class Trial:
-    """Call one reader with many inputs.
-
-    Args:
-        call: the reader.
-        documented: the errors that it may end with.
-    """
+    """Call one reader with many inputs; it may end with the ``documented`` errors."""
 
     def __init__(self, call: Callable[..., Any], *documented: type[Exception]) -> None:
         self.call, self.documented = call, documented

@@ -11,16 +11,12 @@ from fairseq.data import Dictionary
 from fairseq_plugins.cpu import convolution
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import FAIRSEQ_MODELS, fairseq_model
-from tests.search.searching import Model
+from tests.search.searching import FAIRSEQ_MODELS, Model, fairseq_model
 
 
 @pytest.fixture(params=[*ARCHITECTURES, *FAIRSEQ_MODELS])
 def model(request: pytest.FixtureRequest, build: Model, task: SimpleNamespace, device: torch.device) -> Model:
-    """Return a function that builds the same random model at each call, in double precision, to compare results.
-
-    Scores are in single precision.
-    """
+    """Return a function that builds the same random model at each call, in double precision; scores are in single."""
     if request.param in FAIRSEQ_MODELS:
         return lambda seed=1: fairseq_model(request.param, task, seed).to(device).double()
     return lambda seed=1: build(request.param, seed).double()

@@ -17,14 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fairseq_plugins.cpu.packing import PackedWeightCache
-from fairseq_plugins.search import generator
-from fairseq_plugins.search.beam_search import TokenRules
+from fairseq_plugins.search.beam_search import TokenRules, best_words
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import copy_tensors_, tensors_of
+from tests import searches
 from tests.common.test_generation import without_state
 from tests.conftest import ARCHITECTURES
-from tests.search.fairseq_models import fairseq_model
-from tests.search.searching import LENGTHS, MODES, Model, assert_same, generate, read_copy_later
+from tests.search.searching import LENGTHS, MODES, Model, assert_same, fairseq_model, generate
 
 # A beam of k uses the best 2k words of each hypothesis; there are 44 words.
 MODES = {**MODES, "wide as half of the words": {"beam_size": 21}, "wider than half of the words": {"beam_size": 23}}
@@ -47,32 +46,6 @@ def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> 
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
         expected = generate(SequenceGenerator, [model().float()], dictionary, source, beam_size=beam)
         assert_same(actual, expected, tolerance=2e-5)
-
-
-class Rewarding(EnsembleModel):
-    """fairseq's ensemble plus a constant for each word except the end (Gehring et al. 2016, section 4.4)."""
-
-    penalty: float
-
-    def forward_decoder(self, *args: Any, **kwargs: Any) -> Any:
-        lprobs, attention = super().forward_decoder(*args, **kwargs)
-        is_word = torch.arange(lprobs.size(1), device=lprobs.device) != 2
-        return lprobs + self.penalty * is_word, attention
-
-
-@pytest.mark.parametrize("penalty", [1.0, -1.0])
-@pytest.mark.parametrize("mode", ["length from the source", "prefix"])
-def test_word_penalty(build, dictionary, sentences, mode: str, penalty: float) -> None:
-    source, options = sentences(LENGTHS), {**MODES[mode], "len_penalty": 0.7}
-    reference = Rewarding([build(ARCHITECTURES[0]).double()])
-    reference.penalty = penalty
-    expected = generate(SequenceGenerator, reference, dictionary, source, **options)
-    models = [build(ARCHITECTURES[0]).double()]
-    actual = generate(FastBeamSearch, models, dictionary, source, word_penalty=penalty, **options)
-    assert_same(actual, expected, tolerance=2e-6)
-    without = generate(FastBeamSearch, models, dictionary, source, **options)
-    longer = sum(len(beams[0]["tokens"]) for beams in actual) - sum(len(beams[0]["tokens"]) for beams in without)
-    assert longer * penalty > 0
 
 
 PLAIN = ["beam", "greedy", "wide beam", "short", "length from the source", "minimum length", "suppressed words"]
@@ -158,28 +131,6 @@ def test_a_model_in_half_precision(build, dictionary, sentences) -> None:
     model, source = build(ARCHITECTURES[0]).half(), sentences(LENGTHS)
     actual = generate(FastBeamSearch, [model], dictionary, source, len_penalty=0.7)
     assert_same(actual, generate(SequenceGenerator, [model], dictionary, source, len_penalty=0.7), tolerance=2e-6)
-
-
-def test_an_impossible_length(build, dictionary, sentences) -> None:
-    words = []
-    for kind in (FastBeamSearch, SequenceGenerator):
-        with pytest.raises(AssertionError) as error:
-            generate(kind, [build(ARCHITECTURES[0])], dictionary, sentences(LENGTHS), min_len=5, max_len_b=4)
-        words.append(str(error.value))
-    assert words[0] == words[1]
-
-
-def test_a_gpu_is_read_every_fourth_step(build, architecture: str, dictionary, sentences, monkeypatch) -> None:
-    """The CPU stands for a GPU, and its numbers are read one step late.
-
-    Ends of a sentence after its k-th finished hypothesis are ignored.
-    """
-    assert [generator.steps_between_reads(torch.device(kind)) for kind in ("cpu", "cuda")] == [1, 4]
-    monkeypatch.setattr(generator, "copy_to_host_async", read_copy_later)
-    monkeypatch.setattr(generator, "steps_between_reads", lambda device: 4)
-    models, source = [build(architecture).double()], sentences([*LENGTHS, *LENGTHS, *LENGTHS], left_pad=True)
-    actual = generate(FastBeamSearch, models, dictionary, source, max_len_b=20)
-    assert_same(actual, generate(SequenceGenerator, models, dictionary, source, max_len_b=20), tolerance=2e-6)
 
 
 class OneDevice(TorchDispatchMode):
@@ -272,3 +223,26 @@ def test_alignment_of_the_fast_search(model: Model, dictionary, sentences, align
     for beam in chain(*actual, *expected):
         beam["alignment"] = torch.tensor([[float(number) for number in row] for row in beam["alignment"]])
     assert_same(actual, expected, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("count", [1, 2, 10])
+@pytest.mark.parametrize("size", [11, 64, 640, 1280, 1281, 1343, 1344, 5000])
+def test_equals_topk(count: int, size: int) -> None:
+    """Sizes have a remainder or none; the best words are in one block, in the remainder, or have minus infinity."""
+    torch.manual_seed(size)
+    scores = torch.randn(7, size)
+    scores[1, -10:] += 10
+    scores[2, :10] += 10
+    scores[3] = scores[3].sort()[0]
+    scores[4, 1:] = -torch.inf
+    scores[5] -= 100
+    best, words = best_words(scores, count)
+    assert torch.equal(best, scores.topk(count)[0])
+    assert torch.equal(best, scores.gather(1, words))
+    assert all(len(set(row)) == count for row in words.tolist())
+
+
+@pytest.mark.parametrize("first", range(0, 60, 20))
+def test_random_searches(first: int) -> None:
+    found = [searches.check(number) for number in range(first, first + 20)]
+    assert any(by_program for by_program, _ in found)

@@ -39,22 +39,15 @@ class Own(SequenceGenerator):
 )
 def test_generator_of_the_task(build, dictionary, some, with_candidates, args, kwargs, kind) -> None:
     task = TranslationFastTask(TranslationFastConfig(word_penalty=0.25), dictionary, dictionary)
-    assert task.candidates is None
-    if with_candidates:
-        task.candidates = some
-    extra = {"lm_model": None, "lm_weight": 0.5}
-    generator = task.build_generator(
-        [build(ARCHITECTURES[0])], Namespace(beam=3, **args), extra_gen_cls_kwargs=extra, **kwargs
-    )
+    task.candidates = some if with_candidates else None
+    models, extra = [build(ARCHITECTURES[0])], {"lm_model": None, "lm_weight": 0.5}
+    generator = task.build_generator(models, Namespace(beam=3, **args), extra_gen_cls_kwargs=extra, **kwargs)
     assert type(generator) is kind
     assert extra == {"lm_model": None, "lm_weight": 0.5}
-    if kind is not SequenceScorer:
-        assert generator.beam_size == 3
     if isinstance(generator, FastBeamSearch):
-        assert generator.model.word_penalty == 0.25
-        assert generator.lm_weight == 0.5
+        assert (generator.beam_size, generator.model.word_penalty, generator.lm_weight) == (3, 0.25, 0.5)
         assert generator.graphs is None
-        assert generator.candidates is (some if with_candidates else None)
+        assert generator.candidates is task.candidates
     if isinstance(generator, SequenceGeneratorWithAlignment):
         chosen = {"hard": utils.extract_hard_alignment, "soft": utils.extract_soft_alignment}
         assert generator.extract_alignment is chosen[args["print_alignment"]]
@@ -137,24 +130,18 @@ def test_candidates_in_checkpoints(dictionary, folder: Path) -> None:
         {"translations": torch.zeros(43, 1, dtype=torch.int32)},
         {"translations": torch.full((44, 1), 44, dtype=torch.int32)},
         {"translations": [[4]]},
+        3,
+        ["options"],
     ],
     ids=str,
 )
-def test_candidates_in_checkpoints_fit_the_dictionaries(dictionary, folder: Path, change: dict[str, Any]) -> None:
+def test_malformed_candidates_in_checkpoints(dictionary, folder: Path, change: object) -> None:
     """A table of the wrong size would lose words or fail inside torch."""
     state = task_with(dictionary, folder).state_dict()
-    assert state["candidates"]["always"].shape == (44,)
-    state["candidates"] |= change
+    state["candidates"] = {**state["candidates"], **change} if isinstance(change, dict) else change
     shutil.rmtree(folder)
-    (name,) = change
-    with pytest.raises(ValueError, match=f"^--candidates: .*{name}"):
+    with pytest.raises(ValueError, match=r"^--candidates"):
         task_with(dictionary, folder).load_state_dict(state)
-
-
-@pytest.mark.parametrize("kept", [3, ["options"], torch.ones(1)], ids=str)
-def test_candidates_in_checkpoints_are_tables(dictionary, folder: Path, kept: object) -> None:
-    with pytest.raises(ValueError, match="--candidates"):
-        task_with(dictionary, folder).load_state_dict({"candidates": kept})
 
 
 def test_candidates_of_the_folder_come_first(dictionary, folder: Path) -> None:

@@ -13,8 +13,7 @@ from fairseq_plugins.cpu.packing import PRECISIONS, PackedLinear, PackedWeightCa
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.search.fairseq_models import fairseq_model
-from tests.search.searching import assert_same, generate
+from tests.search.searching import assert_same, fairseq_model, generate
 
 THREADS = 8
 MODES = ["float32", "int8", "graphs", "fairseq's model", "fairseq's search"]

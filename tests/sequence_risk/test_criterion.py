@@ -23,8 +23,8 @@ from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.sequence_risk.hypotheses import score_rows
 from fairseq_plugins.vocabulary.candidates import Candidates
-from tests.search.fairseq_models import fairseq_model
-from tests.sequence_risk.risk import EOS, PAD, batch, criterion, one_by_one, translation_task
+from tests.search.searching import fairseq_model
+from tests.sequence_risk.conftest import EOS, PAD, batch, criterion, one_by_one, translation_task
 
 BOS = 0
 NO_DECODERS = (torch.nn.Linear, NATransformerModel)  # these models are not autoregressive
@@ -135,10 +135,7 @@ def test_a_reference_that_is_found_counts_once(models, sample, dictionary, monke
 
 
 def test_sampling(models: list[Any], sentences: Any, dictionary: Dictionary) -> None:
-    """Hypotheses are the distinct samples of fairseq's generator with the same random numbers.
-
-    fairseq's maximum length depends on the longest source, so all sources have the same length.
-    """
+    """Hypotheses are the distinct samples of fairseq's generator, whose length limit depends on the longest source."""
     sample = batch(sentences([4, 4, 4]), sentences([5, 4, 3], seed=2))
     models[0].training = True  # submodules stay in evaluation mode, and so without dropout
     torch.manual_seed(5)
@@ -190,73 +187,31 @@ def test_dropout_is_off_only_in_the_search(build: Any, architecture: str, sample
     assert [module.training for module in model.modules()] == modes
     assert list(model.state_dict()) == names
     assert set(vars(model)) == attributes
-    assert not list(found.parameters())
-    assert not list(found.modules())[1:]
 
 
-def test_what_is_logged(models: list[Any], sample: Any, dictionary: Dictionary) -> None:
-    """Two updates, or two processes, log means over sentences, and the perplexity of words."""
-    found = criterion(dictionary, risk_hypotheses=3)
-    half = {**sample, "net_input": {k: v[:2] for k, v in sample["net_input"].items()}, "target": sample["target"][:2]}
-    half["ntokens"] = int(half["target"].ne(PAD).sum())
-    logs = [found(models[0], each)[2] for each in (sample, half)]
+def test_what_is_logged() -> None:
+    """Losses are means over sentences, and the perplexity is that of words in bits."""
+    log = {"loss": 6.0, "risk": 1.5, "best": 1.2, "oracle": 0.9, "translations": 12, "nsentences": 3, "batches": 2}
     with metrics.aggregate(new_root=True) as shown:
-        for log in logs:
-            SequenceRisk.reduce_metrics([log])
-    with metrics.aggregate(new_root=True) as together:
-        SequenceRisk.reduce_metrics(logs)
-    for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
-        for name in ("loss", "risk", "best", "oracle", "translations"):
-            assert float(values[name]) == pytest.approx(sum(float(log[name]) for log in logs) / 5, abs=1e-5)
-        nll = sum(float(log["nll_loss"]) for log in logs) / (12 + half["ntokens"]) / math.log(2)
-        assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
-        assert float(values["ppl"]) == pytest.approx(2**nll, rel=1e-2)
-        assert float(values["search"]) == pytest.approx(sum(log["search"] for log in logs) / 2, abs=1e-3)
-    assert SequenceRisk.logging_outputs_can_be_summed()
+        SequenceRisk.reduce_metrics([{**log, "nll_loss": 8 * math.log(2), "ntokens": 4, "search": 1.0, "scoring": 5.0}])
+    expected = {"loss": 2, "risk": 0.5, "best": 0.4, "oracle": 0.3, "translations": 4, "nll_loss": 2, "ppl": 4}
+    assert dict(shown.get_smoothed_values()) == pytest.approx({**expected, "search": 0.5, "scoring": 2.5})
 
 
-def test_a_wrapper_that_moves_arguments(build: Any, sample: Any, dictionary: Dictionary) -> None:
-    """DataParallel, for example, moves the first argument and requires at least one argument."""
-
-    class Wrapper(torch.nn.Module):
-        def __init__(self, module: torch.nn.Module) -> None:
-            super().__init__()
-            self.module = module
-
-        def forward(self, first: Any, *others: Any) -> Any:
-            return self.module(first, *others)
-
-        def __getattr__(self, name: str) -> Any:
-            return super().__getattr__("module") if name == "module" else getattr(super().__getattr__("module"), name)
-
-    model = build("convs2s_tiny")
-    found = criterion(dictionary, risk_hypotheses=3)
-    assert float(found(Wrapper(model), sample)[0]) == float(found(model, sample)[0])
-
-
-def test_too_many_hypotheses_for_the_memory(build, sample, dictionary, monkeypatch) -> None:
-    """The message keeps torch's words, because fairseq skips a batch that causes such a message on a GPU."""
-
-    def fill(*_: object) -> None:
-        torch.empty(2**62, dtype=torch.int8)
-
-    found = criterion(dictionary, risk_hypotheses=40)
-    monkeypatch.setattr(found.generator, "generate", fill)
-    with pytest.raises(RuntimeError, match=r"^--risk-hypotheses 40: out of memory"):
-        found(build("convs2s_tiny"), sample)
-
-
-def test_other_errors_are_not_taken_for_a_lack_of_memory(build, sample, dictionary, monkeypatch) -> None:
-    """fairseq skips a batch only if the memory does not suffice; another error must stop training."""
-    error, found = RuntimeError("sizes differ"), criterion(dictionary, risk_hypotheses=3)
+@pytest.mark.parametrize("too_large", [True, False])
+def test_a_lack_of_memory_is_told_from_other_errors(build, sample, dictionary, monkeypatch, too_large) -> None:
+    """fairseq skips a batch on a GPU if the message has torch's words; another error must stop training."""
+    error, found = RuntimeError("sizes differ"), criterion(dictionary, risk_hypotheses=40)
 
     def fail(*_: object) -> None:
+        if too_large:
+            torch.empty(2**62, dtype=torch.int8)
         raise error
 
     monkeypatch.setattr(found.generator, "generate", fail)
-    with pytest.raises(RuntimeError) as raised:
+    with pytest.raises(RuntimeError, match=r"^--risk-hypotheses 40: out of memory|^sizes differ$") as raised:
         found(build("convs2s_tiny"), sample)
-    assert raised.value is error
+    assert (raised.value is error) != too_large
 
 
 @pytest.mark.parametrize("architecture", ["convs2s_tiny", "weighted_transformer_tiny"])

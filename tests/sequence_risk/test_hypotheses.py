@@ -17,7 +17,7 @@ from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
 from fairseq_plugins.sequence_risk.hypotheses import _Sampling
 from tests.operators import Operators
-from tests.sequence_risk.risk import EOS, criterion, translation_task
+from tests.sequence_risk.conftest import EOS, criterion, translation_task
 
 LONGEST = [{9 + 5 + 1}, {6 + 5 + 1}, {1 + 5 + 1}]  # lengths including the end, for sources of 6, 4 and 1 words
 

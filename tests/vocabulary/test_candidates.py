@@ -54,7 +54,6 @@ def read(folder: Path, per_word: int = 2, frequent: int = 1) -> Candidates:
 
 
 def chosen(candidates: Candidates, src_tokens: torch.Tensor) -> torch.Tensor:
-    """Return the indices of the candidates in ascending order."""
     mask = candidates.mask(src_tokens)
     assert mask.dtype == torch.bool
     return mask.nonzero().squeeze(1)
@@ -92,19 +91,21 @@ def test_a_table_has_no_more_columns_than_needed(write: Write) -> None:
     assert read(write(), per_word=10**9).translations.shape == (len(dictionary(SOURCE)), 3)
 
 
-def test_words_without_translations(write: Write) -> None:
-    """Unknown words, special symbols (even if listed), and words that are not in the file have no translations."""
-    assert candidates(write(), ["never seen rare <unk> </s>"]) == ["die"]
+@pytest.mark.parametrize(
+    ("lexicon", "expected"),
+    [
+        (LEXICON, []),  # unknown words, special symbols (even if listed), and words that are not in the file
+        ("rare das 0.5\ncat Katze 1\nrare die 0.4\nrare Haus 0.1\n", ["die", "das"]),  # lines need not be adjacent
+        ("rare das 0.5\nrare das 0.5\nrare die 0.4\n", ["die", "das"]),  # a word counts once
+    ],
+)
+def test_lines_of_a_word(write: Write, lexicon: str, expected: list[str]) -> None:
+    assert candidates(write(lexicon), ["never seen rare <unk> </s>"], frequent=0) == expected
 
 
-def test_lines_of_a_source_word_need_not_be_adjacent(write: Write) -> None:
-    folder = write("the das 0.5\ncat Katze 1\nthe die 0.4\nthe Haus 0.1\n")
-    assert candidates(folder, ["the </s>"], frequent=0) == ["die", "das"]
-
-
-def test_a_word_counts_once(write: Write) -> None:
-    folder = write("the das 0.5\nthe das 0.5\nthe die 0.4\n", "Haus 3\nHaus 3\nKatze 2\nKater 1\n")
-    assert candidates(folder, ["the </s>"], frequent=2) == ["die", "das", "Haus", "Katze"]
+def test_a_frequent_word_counts_once(write: Write) -> None:
+    folder = write(frequent="Haus 3\nHaus 3\nKatze 2\nKater 1\n")
+    assert candidates(folder, ["never"], frequent=2) == ["Haus", "Katze"]
 
 
 def test_odd_words(tmp_path: Path) -> None:
@@ -130,10 +131,8 @@ def test_masks_are_on_the_device_of_the_source(write: Write, devices: tuple[str,
     ("files", "place"),
     [
         ({"candidates": "the das 0.5\nthe die\n"}, "candidates.txt, line 2"),
-        ({"candidates": "the das 0.5\n\nthe die 0.5\n"}, "candidates.txt, line 2"),
         ({"candidates": "the\tdas\t0.5\n"}, "candidates.txt, line 1"),
         ({"candidates": "the das Haus 0.5\n"}, "candidates.txt, line 1"),
-        ({"candidates": "the das much\n"}, "candidates.txt, line 1"),
         ({"candidates": "the das nan\n"}, "candidates.txt, line 1"),
         ({"candidates": "the das 0.4\ncat Katze 0.9\nthe die 0.5\n"}, "candidates.txt, line 3"),
         ({"candidates": "the das 1\n\udcff\udcfe 1\n"}, "candidates.txt, line 2"),
@@ -164,10 +163,9 @@ def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
-@pytest.mark.parametrize("index", [4, 6])
-def test_special_symbols_at_other_indices(write: Write, symbol: str, index: int) -> None:
+def test_special_symbols_at_other_indices(write: Write, symbol: str) -> None:
     """fairseq's dictionaries have special symbols at 0 to 3."""
     target = dictionary(TARGET)
-    setattr(target, f"{symbol}_index", index)
-    with pytest.raises(ValueError, match=f"^--candidates: .* {index}, "):
+    setattr(target, f"{symbol}_index", 4)
+    with pytest.raises(ValueError, match=r"^--candidates: "):
         Candidates.read(write(), dictionary(SOURCE), target, 2, 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +12,9 @@ from fairseq.criterions.label_smoothed_cross_entropy import (
     LabelSmoothedCrossEntropyCriterionConfig,
 )
 from fairseq.data import Dictionary
-from fairseq.logging import metrics
 from torch import Tensor
 
 from fairseq_plugins.vocabulary.candidates import Candidates, VocabSelectionCrossEntropy
-from tests.conftest import ARCHITECTURES
 
 PAD, EOS = 1, 2
 
@@ -86,34 +83,6 @@ def test_one_loss_for_each_word(models: list[Any], sample: Any, dictionary: Dict
     each, total = ours(models[0], sample, reduce=False)[0], ours(models[0], sample)[0]
     assert each.numel() == sample["target"].numel()
     torch.testing.assert_close(each.sum(), total)
-
-
-def test_what_is_logged(build: Any, dictionary: Dictionary, device: torch.device) -> None:
-    """Two batches have 10 and 11 candidates; 6 of 9 target words, including ends, are covered."""
-    found, model = candidates(dictionary), build(ARCHITECTURES[0])
-    targets = [
-        [[4, 30, 40, EOS], [5, EOS, PAD, PAD]],  # word 40 is a candidate only as a reference
-        [[35, 36, EOS]],
-    ]
-    logs = []
-    for target in targets:
-        tokens = torch.tensor(target, device=device)
-        inputs = {"src_tokens": tokens, "src_lengths": None, "prev_output_tokens": tokens.roll(1, dims=1)}
-        count = int(tokens.ne(PAD).sum())
-        logs.append(criterion(dictionary, found)(model, {"net_input": inputs, "target": tokens, "ntokens": count})[2])
-    assert [log["candidates"] for log in logs] == [8 + 1 + 1, 8 + 1 + 2]
-    with metrics.aggregate(new_root=True) as shown:
-        for log in logs:  # logged as two updates
-            VocabSelectionCrossEntropy.reduce_metrics([log])
-    with metrics.aggregate(new_root=True) as together:  # logged as two ranks, summed
-        VocabSelectionCrossEntropy.reduce_metrics([{name: logs[0][name] + logs[1][name] for name in logs[0]}])
-    for values in (shown.get_smoothed_values(), together.get_smoothed_values()):
-        assert float(values["candidates"]) == 10.5
-        assert float(values["coverage"]) == pytest.approx(100 * 6 / 9, abs=0.01)
-        nll = sum(float(log["nll_loss"]) for log in logs) / 9 / math.log(2)
-        assert float(values["nll_loss"]) == pytest.approx(nll, abs=1e-3)
-        assert values["ppl"] == pytest.approx(2**nll, abs=0.1)
-    assert VocabSelectionCrossEntropy.logging_outputs_can_be_summed()
 
 
 @pytest.mark.parametrize("attributes", [{}, {"candidates": None}])

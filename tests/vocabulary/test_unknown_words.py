@@ -10,7 +10,6 @@ import torch
 from fairseq import utils
 from fairseq.data import Dictionary
 
-from fairseq_plugins.repairs import translating
 from fairseq_plugins.vocabulary.unknown_words import (
     SourceWords,
     keep_source_words,
@@ -24,10 +23,7 @@ ATTENTION = torch.tensor([[0.5, 0.4, 0.0], [0.1, 0.0, 0.1], [0.4, 0.9, 0.9], [0.
 
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_only_words_are_attended_to(padding: str) -> None:
-    """Three target words attend most to padding, equally to a word and an end, and to an end.
-
-    The source also contains the end symbol as text.
-    """
+    """Three target words attend most to padding, equally to a word and an end, and to an end, which is also a word."""
     order = [0, 1, 2, 3, 4] if padding == "left" else [1, 2, 3, 4, 0]
     source = torch.tensor([[PAD, 7, EOS, UNK, EOS]])
     task = SimpleNamespace(source_dictionary=Dictionary(), get_interactive_tokens_and_lengths=None)
@@ -107,26 +103,13 @@ def test_dictionary_lines(tmp_path: Path) -> None:
     path.write_text("Hund dog\nÄpfel\tapples \n", encoding="utf-8")
     assert read_translations(str(path)) == {"Hund": "dog", "Äpfel": "apples"}
     assert read_translations(None) is None
-    for bad in ("", "Hund", "New York Neu-York"):
-        path.write_text(f"Hund dog\n{bad}\nKatze cat\n")
-        with pytest.raises(ValueError, match=f"{path}, line 2: "):
-            utils.load_align_dict(str(path))
 
 
 @pytest.mark.parametrize(
-    ("content", "line"), [(b"Hund dog\n\xff cat\n", 2), (b"Hund dog\rKatze cat\n", 1), (b"word " * 10**6, 1)]
+    "line", [b"", b"Hund", b"New York Neu-York", b"\xff cat", b"Hund dog\rKatze cat", b"w " * 10**6]
 )
-def test_a_malformed_dictionary_is_refused(content: bytes, line: int, tmp_path: Path) -> None:
-    (tmp_path / "dictionary").write_bytes(content)
-    with pytest.raises(ValueError, match=f"dictionary, line {line}") as error:
-        read_translations(str(tmp_path / "dictionary"))
+def test_a_malformed_dictionary_is_refused(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "dictionary").write_bytes(b"Hund dog\n" + line + b"\nKatze cat\n")
+    with pytest.raises(ValueError, match=r"dictionary, line 2\b") as error:
+        utils.load_align_dict(str(tmp_path / "dictionary"))
     assert len(str(error.value)) < 400
-
-
-def test_a_repaired_fairseq_is_left_alone() -> None:
-    assert not translating.takes_hard_alignments(utils.replace_unk)
-
-    def repaired(hypo_str: str, src_str: str, alignment: list, align_dict: dict, unk: str) -> str:
-        return hypo_str.replace(unk, src_str.split()[alignment[0][0]])
-
-    assert translating.takes_hard_alignments(repaired)

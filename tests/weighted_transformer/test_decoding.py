@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.weighted_transformer.layers import split_heads
 from tests.common.stepwise import STATE, check_stepwise_equals_full, close, decodings
 
 
@@ -67,22 +66,3 @@ def test_memory_grows_with_the_target(build, sentences) -> None:
         close(logits[:, 0], expected[:, steps - 1])
         layer = model.decoder.get_incremental_state(state, STATE).layers[0]
         assert steps <= layer.values.size(2) <= max(steps + 16, 1.25 * steps)
-
-
-@torch.no_grad()
-def test_attention_is_that_of_the_last_layer(build, sentences) -> None:
-    model = build("weighted_transformer_tiny")
-    source, target = sentences([5, 3]), sentences([4, 4])
-    queries: list[torch.Tensor] = []
-    layer = model.decoder.layers[-1]
-    layer.source_attention.query.register_forward_hook(lambda _, __, output: queries.append(output))
-    encoded = model.encoder(source)
-    _, extra = model.decoder(target, encoded)
-    heads = layer.source_attention.heads
-    keys, _ = layer.source_attention.project(encoded.keys)
-    expected = torch.zeros_like(extra["attn"][0])
-    for head in range(heads):
-        scores = split_heads(queries[0], heads)[:, head] @ keys[:, head].transpose(1, 2)
-        scores = scores / keys.size(-1) ** 0.5 + encoded.bias
-        expected += scores.softmax(dim=-1) / heads
-    close(extra["attn"][0], expected)

@@ -1,4 +1,4 @@
-"""Adam with a projection: its results, its saved state, and parameters that are not projected."""
+"""The optimizer, the two learning rates of section 4.1, and the logged statistics of κ and α."""
 
 from __future__ import annotations
 
@@ -6,12 +6,21 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fairseq.optim.adam import Adam
+from fairseq import options
+from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq.logging import metrics
+from fairseq.optim.adam import Adam, FairseqAdam
 from omegaconf import OmegaConf
+from torch import nn
 
-from fairseq_plugins.weighted_transformer.branches import SIMPLEX, SOFTMAX, project_onto_simplex
-from fairseq_plugins.weighted_transformer.config import SimplexAdamConfig
-from fairseq_plugins.weighted_transformer.training import FairseqSimplexAdam
+from fairseq_plugins.weighted_transformer.branches import SIMPLEX, SOFTMAX, SimplexVector, project_onto_simplex
+from fairseq_plugins.weighted_transformer.config import SimplexAdamConfig, WeightedInverseSqrtConfig
+from fairseq_plugins.weighted_transformer.training import (
+    FairseqSimplexAdam,
+    WeightedInverseSqrt,
+    WeightedLabelSmoothedCrossEntropy,
+    branch_statistics,
+)
 
 TARGET = torch.tensor([0.60, 0.35, 0.05, 0.0])
 
@@ -23,13 +32,13 @@ def parameter(values: torch.Tensor, group: str | None = SIMPLEX) -> torch.nn.Par
     return made
 
 
-def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, **options: object) -> FairseqSimplexAdam:
+def optimizer(*parameters: torch.nn.Parameter, lr: float = 0.01, kind: type = FairseqSimplexAdam, **options: object):
     cfg = OmegaConf.structured(SimplexAdamConfig)
     OmegaConf.update(cfg, "lr", [lr])
     for name, value in options.items():
         OmegaConf.update(cfg, name, value)
     OmegaConf.update(cfg, "tpu", False)
-    return FairseqSimplexAdam(cfg, parameters)
+    return kind(cfg, parameters)
 
 
 def test_the_default_is_adam_and_then_the_projection() -> None:
@@ -153,6 +162,105 @@ def test_a_flattened_optimizer_is_refused() -> None:
     assert not optimizer(parameter(torch.zeros(3), None)).supports_flat_params
 
 
-def test_betas_are_not_evaluated() -> None:
-    with pytest.raises(ValueError, match="not a literal"):
-        optimizer(parameter(TARGET), adam_betas="__import__('os').getcwd()")
+def schedule(
+    optimizer_class: type = FairseqSimplexAdam, dim: int | None = 256, layers: int | str | None = 4, **options: object
+) -> WeightedInverseSqrt:
+    made = optimizer(parameter(torch.zeros(2), None), parameter(torch.zeros(2)), kind=optimizer_class)
+    cfg = OmegaConf.create({"model": {"encoder_embed_dim": dim, "encoder_layers": layers}})
+    cfg.lr_scheduler = OmegaConf.structured(WeightedInverseSqrtConfig(**options))
+    return WeightedInverseSqrt(cfg.lr_scheduler, made)
+
+
+def rates(made: WeightedInverseSqrt, update: int) -> tuple[float, float]:
+    """Return the rates of the network and of κ and α at the given update, counted from one."""
+    made.step_update(update - 1)
+    network, branches = (group["lr"] for group in made.optimizer.param_groups)
+    return network, branches
+
+
+@pytest.mark.parametrize(
+    ("update", "network", "branches"),
+    [
+        (1, 4000**-1.5 / 16, 400**-1.5 / 8),
+        (400, 400 * 4000**-1.5 / 16, 1 / 20 / 8),
+        (4000, 4000**-0.5 / 16, 4000**-0.5 / 8),
+        (10000, 0.01 / 16, 0.01 / 8),
+    ],
+)
+def test_rates(update: int, network: float, branches: float) -> None:
+    assert rates(schedule(), update) == pytest.approx((network, branches), rel=1e-9)
+
+
+def test_warm_ups_and_scales_are_options() -> None:
+    made = schedule(warmup_updates=100, branch_warmup_updates=25, lr_scale=2.0, branch_lr_scale=0.5)
+    assert rates(made, 50) == pytest.approx((2 * 50 * 100**-1.5 / 16, 0.5 * 50**-0.5 / 8), rel=1e-9)
+    assert rates(schedule(warmup_updates=1, branch_warmup_updates=1), 4) == pytest.approx((0.5 / 16, 0.5 / 8), rel=1e-9)
+
+
+def test_the_sizes_of_the_default_architecture() -> None:
+    """With hydra, the configuration does not contain the default sizes."""
+    made = schedule(dim=None, layers=None)
+    assert rates(made, 10000) == pytest.approx((512**-0.5 / 100, (512 / 6) ** -0.5 / 100), rel=1e-9)
+
+
+def test_other_optimizers_and_models_are_refused() -> None:
+    with pytest.raises(ValueError, match="--optimizer simplex_adam"):
+        schedule(FairseqAdam)
+    layers = "[(16, 3)]"
+    with pytest.raises(ValueError, match="--encoder-layers"):
+        schedule(layers=layers)
+    words = ["data", "--arch", "fconv", "--encoder-layers", layers, "--lr-scheduler", "weighted_inverse_sqrt"]
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert convert_namespace_to_omegaconf(args).lr_scheduler.encoder_layers == layers
+
+
+LOSSES = {"loss": torch.tensor(8.0), "nll_loss": torch.tensor(6.0), "ntokens": 4, "nsentences": 1, "sample_size": 4}
+
+
+def block(kappa: list[float], alpha: list[float]) -> nn.Module:
+    made = nn.ModuleDict()
+    for name, point in (("kappa", kappa), ("alpha", alpha)):
+        made[name] = SimplexVector(len(point), "learned", "simplex")
+        made[name].weight.data.copy_(torch.tensor(point))
+    return made
+
+
+def test_statistics() -> None:
+    """Blocks have four or two branches, uniform or one-hot κ; entropies are in bits, and 1000 stands for infinity."""
+    model = nn.ModuleList([block([0.25] * 4, [0.4, 0.2, 0.2, 0.2]), block([1.0, 0.0], [0.5, 0.5])])
+    found = {name: float(value) for name, value in branch_statistics(model).items()}
+    assert found["kappa_entropy"] == pytest.approx((2 + 0) / 2)
+    assert found["kappa_ratio"] == pytest.approx((1 + 1000) / 2)
+    assert found["alpha_entropy"] == pytest.approx((1.921928 + 1) / 2)
+    assert found["alpha_ratio"] == pytest.approx((2 + 1) / 2)
+
+
+def logs() -> list[dict[str, object]]:
+    first = {"kappa_entropy": torch.tensor(1.0), "alpha_ratio": torch.tensor(2.0), "forwards": 1}
+    second = {"kappa_entropy": torch.tensor(4.0), "alpha_ratio": torch.tensor(8.0), "forwards": 2}  # two ranks
+    return [{**LOSSES, **first}, {**LOSSES, **second}]
+
+
+def test_statistics_are_of_training(build, sentences, task) -> None:
+    """Validation logs no statistics, because weights do not change between its forward passes."""
+    source = sentences([5, 3])
+    sample = {"net_input": {"src_tokens": source, "src_lengths": None, "prev_output_tokens": source}}
+    sample |= {"target": source, "ntokens": 8}
+    model = build("weighted_transformer_tiny")
+    criterion = WeightedLabelSmoothedCrossEntropy(task, sentence_avg=False, label_smoothing=0.1)
+    seen = [set(criterion(model.train(mode), sample)[2]) for mode in (False, True)]
+    assert seen[0] == {"loss", "nll_loss", "ntokens", "nsentences", "sample_size"}
+    assert {"forwards", "kappa_entropy", "kappa_ratio", "alpha_entropy", "alpha_ratio"} <= seen[1]
+
+
+def test_the_mean_over_forward_passes_is_shown() -> None:
+    with metrics.aggregate(new_root=True) as shown:
+        WeightedLabelSmoothedCrossEntropy.reduce_metrics(logs())
+    values = shown.get_smoothed_values()
+    assert float(values["kappa_entropy"]) == 1.667
+    assert float(values["alpha_ratio"]) == 3.333
+    assert set(values) == {"loss", "nll_loss", "ppl", "kappa_entropy", "alpha_ratio"}
+    with metrics.aggregate(new_root=True) as shown:
+        for log in logs():  # two updates
+            WeightedLabelSmoothedCrossEntropy.reduce_metrics([log])
+    assert float(shown.get_smoothed_values()["alpha_ratio"]) == (2 + 8 / 2) / 2

@@ -30,10 +30,7 @@ MODELS = {
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write a corpus in which w is copied to t; names are copied, occur only once, and are not in the dictionaries.
-
-    It has the folders ``bin``, and ``raw`` with the test set as text.
-    """
+    """Write a binary and a ``raw`` corpus: w is copied to t, and names, which occur once, are in no dictionary."""
     folder = tmp_path_factory.mktemp("names")
     random.seed(1)
     names = 0
@@ -161,7 +158,6 @@ def test_generate_replaces_by_the_alignment(corpus, checkpoint, translations, ar
 
 
 def test_an_offset_moves_the_replacements(corpus: Path, checkpoint, translations: Path) -> None:
-    """The replacements follow from the alignments."""
     path = checkpoint("convs2s_tiny")
     plain = generate(corpus, path, "--print-alignment")
     options = ["--task", "translation_fast", "--attention-offset", 1, "--replace-unk", translations]

@@ -1,20 +1,77 @@
-"""Output files are replaced completely or not at all."""
+"""Files that commands read and write: errors name them, and outputs are replaced completely or not at all."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.files import naming_file_in_errors
 from fairseq_plugins.cli.own_data.parallel_text import writing
-from tests.cli.test_plot_loss import log, valid
+from tests.cli.test_plots import log, valid
 from tests.commands import ROOT, full_disk
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (KeyError("x"), "^a.txt .*KeyError"),
+        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), "^a.txt .*UnicodeDecodeError"),
+        (OSError("x"), "^x$"),
+        (pickle.UnpicklingError("x"), "^x$"),
+        (KeyboardInterrupt(), "^$"),
+    ],
+)
+def test_errors_name_the_file(error: BaseException, message: str) -> None:
+    """An error that already names the file, or an interrupt, is not changed."""
+    kind = ValueError if "a.txt" in message else type(error)
+    with pytest.raises(kind, match=message), naming_file_in_errors(Path("a.txt"), "cannot be read"):
+        raise error
+
+
+def with_options(part: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {**state, "cfg": {**state["cfg"], part: {**state["cfg"][part], **options}}}
+
+
+def with_other_numbers(state: dict[str, Any]) -> dict[str, Any]:
+    model = {
+        name: torch.full_like(value, torch.nan) if value.is_floating_point() and "version" not in name else value
+        for name, value in state["model"].items()
+    }
+    return {**state, "model": model}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_other_numbers,
+        with_options("task", eval_bleu=True, eval_bleu_detok="odd"),
+        with_options("task", eval_bleu=True, eval_bleu_args="[1]"),
+        with_options("task", _name="odd"),
+        lambda state: {**state, "cfg": {**state["cfg"], "model": {"_name": "odd"}}},
+        lambda state: {**state, "cfg": {**state["cfg"], "model": []}},
+        lambda state: {**state, "cfg": {}},
+        lambda state: {**state, "optimizer_history": 3},
+    ],
+)
+def test_pictures_of_odd_checkpoints(change, state, data, tmp_path) -> None:
+    torch.save(change(state), tmp_path / "odd.pt")
+    picture = ["--output", str(tmp_path / "picture.svg")]
+    sentence = ["--path", str(tmp_path / "odd.pt"), "--input", "w1 w2"]
+    with pytest.raises(SystemExit, match="plot-attention: error: "):
+        cli.main(["plot-attention", str(data), *sentence, *picture])
+    with pytest.raises(SystemExit, match=r"plot-branches: error: .*odd\.pt"):
+        cli.main(["plot-branches", str(tmp_path / "odd.pt"), *picture])
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf"])
@@ -35,23 +92,17 @@ def test_a_full_disk_leaves_the_old_file(name: str, tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
-def test_pipes_and_links_are_written_to(tmp_path: Path) -> None:
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     reader = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    for name in ("pipe", "link"):
-        with writing(tmp_path / name) as file:
-            file.write(name)
-    assert os.read(reader, 9) == b"pipe"
+    write(tmp_path / "pipe", "text")
+    assert os.read(reader, 9) == b"text"
     assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
-    assert (tmp_path / "file").read_text() == "link"
-    assert (tmp_path / "link").is_symlink()
 
 
 @pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
 @pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
 def test_a_plot_needs_a_file_suffix(command, ending, tmp_path, capsys) -> None:
-    """Without a suffix, matplotlib would write to another file."""
     with pytest.raises(SystemExit):
         cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
     assert f"foo{ending} must end in .png, .pdf or .svg" in capsys.readouterr().err

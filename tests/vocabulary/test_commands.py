@@ -102,7 +102,6 @@ def test_generate(data: Path, trained: tuple[Path, str], selection: list[object]
 
 
 def assert_near(found: dict[int, Any], expected: dict[int, Any], tolerance: float) -> None:
-    """Compare scores of hypotheses."""
     assert [[score for score, _ in found[number]] for number in found] == [
         [pytest.approx(score, abs=tolerance) for score, _ in expected[number]] for number in found
     ]

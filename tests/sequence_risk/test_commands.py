@@ -15,7 +15,6 @@ LOGGED = ("loss", "nll_loss", "ppl", "risk", "best", "oracle", "translations", "
 
 @pytest.fixture(scope="module")
 def start(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train a model briefly with cross-entropy."""
     save = tmp_path_factory.mktemp("start")
     train(data, save, "--criterion", "cross_entropy", "--max-epoch", 10)
     return save / "checkpoint_best.pt"

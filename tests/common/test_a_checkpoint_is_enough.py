@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -61,15 +60,6 @@ def test_from_pretrained_translates_as_before(data: Path, trained: Path, request
         from_python(data, checkpoint, frequent_candidates=20)
 
 
-def test_plot_attention(data: Path, alone: Path, tmp_path: Path) -> None:
-    picture = tmp_path / "attention.png"
-    words = ["plot-attention", data, "--path", alone, "--input", "w1 w2", "--output", picture]
-    cli.main([str(word) for word in words])
-    assert picture.stat().st_size
-    with pytest.raises(SystemExit, match="layer 99"):
-        cli.main([*(str(word) for word in words), "--layers", "99"])
-
-
 def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: Path) -> None:
     """Other dictionaries of the same size are refused, also for the second model of an ensemble."""
     shuffled = shutil.copytree(data, tmp_path / "shuffled")
@@ -78,22 +68,18 @@ def test_words_in_another_order_are_refused(data: Path, alone: Path, tmp_path: P
     state = torch.load(alone)
     del state["extra_state"]["words"]
     torch.save(state, tmp_path / "older.pt")
-    error = f"{alone}: the checkpoint's target dictionary"
-    with pytest.raises(ValueError, match=re.escape(error)):
+    error = f"{alone}: .*target dictionary"
+    with pytest.raises(ValueError, match=error):
         checkpoint_utils.load_model_ensemble([str(tmp_path / "older.pt"), str(alone)], {"data": str(shuffled)})
-    with pytest.raises(ValueError, match=re.escape(error)):
+    with pytest.raises(ValueError, match=error):
         from_python(shuffled, alone)
     for number in range(2):
         shutil.copy(alone, tmp_path / f"parts-shard{number}.pt")
     parts = [str(tmp_path / "parts.pt")]
-    with pytest.raises(ValueError, match=r"parts\.pt: the checkpoint's target dictionary"):
+    with pytest.raises(ValueError, match=r"parts\.pt: .*target dictionary"):
         checkpoint_utils.load_model_ensemble(parts, {"data": str(shuffled)}, strict=False, num_shards=2)
-    for words in (
-        ["plot-attention", shuffled, "--path", alone, "--input", "w1", "--output", tmp_path / "attention.png"],
-        ["export", alone, tmp_path / "exported", "--data", shuffled],
-    ):
-        with pytest.raises(SystemExit, match=re.escape(error)):
-            cli.main([*map(str, words)])
+    with pytest.raises(SystemExit, match=error):
+        cli.main(["export", str(alone), str(tmp_path / "exported"), "--data", str(shuffled)])
 
 
 def test_embeddings_are_those_of_the_checkpoint(data: Path, alone: Path) -> None:

