@@ -164,7 +164,7 @@ def test_in_a_criterion(build, task, sentences, architecture: str, options, redu
     inputs = {"src_tokens": sentences([5, 3]), "src_lengths": torch.tensor([5, 3]), "prev_output_tokens": target}
     sample = {"net_input": inputs, "target": target, "ntokens": 6}
     criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1, report_accuracy=True, **options)
-    results = []
+    results, fused = [], []
     for compute in (
         LabelSmoothedCrossEntropyCriterion.compute_loss,
         inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss),
@@ -173,9 +173,11 @@ def test_in_a_criterion(build, task, sentences, architecture: str, options, redu
         twin = copy.deepcopy(model)
         torch.manual_seed(1)
         loss, size, log = criterion(twin, sample, reduce)
+        fused.append("_SmoothedLossBackward" in loss.grad_fn.name())
         loss.sum().backward()
         results.append([loss.detach(), size, log, {name: each.grad for name, each in twin.named_parameters()}])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    assert fused == [reduce and not options, False]
 
 
 def test_another_softmax_stays(build, task, sentences, architecture: str) -> None:
