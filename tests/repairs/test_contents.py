@@ -173,7 +173,7 @@ def test_malformed_versions_are_refused(versions: object, state: dict[str, Any],
     model = OrderedDict(state["model"])
     model._metadata = versions  # type: ignore[attr-defined]
     torch.save({**state, "model": model}, tmp_path / "model.pt")
-    with pytest.raises(pickle.UnpicklingError, match=r"model\.pt was refused: its model has malformed versions"):
+    with pytest.raises(pickle.UnpicklingError, match=r"model\.pt was refused: .*_metadata"):
         checkpoint_utils.load_checkpoint_to_cpu(str(tmp_path / "model.pt"))
 
 

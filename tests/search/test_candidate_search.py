@@ -115,7 +115,7 @@ def test_too_few_candidates(build, dictionary, sentences, options: dict[str, Any
     candidates = Candidates(torch.full((len(dictionary), 1), needed), always)
     generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
     candidates.translations.fill_(0)
-    with pytest.raises(ValueError, match=f"^--candidates: .* {needed - 1} .* {needed}: "):
+    with pytest.raises(ValueError, match=f"^--candidates: .* {needed - 1} .* {needed}; "):
         generate(FastBeamSearch, models, dictionary, source, candidates=candidates, **options)
 
 

@@ -22,6 +22,10 @@ PATIENCE, SHARE = 0.005, 0.1
 # A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
 # sorted text.
 WIDER = 2
+# Half a batch more than the threads need: it waits in the queue when a batch ends, so a thread need not wait for the
+# callers of that batch.
+QUEUED = 0.5
+DECAY = 0.9  # callers that have just received answers still count, because they may send new sentences
 SHORT = 1000  # characters; longer texts are segmented in another thread
 # Each group of BURST sentences of a text is due one batch after the group before, so that short texts overtake long
 # texts.
@@ -74,7 +78,7 @@ class Batches:
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._accepted = self._taken = 0  # number of unanswered sentences; number of batches so far
-        self._before = 0  # number of unanswered sentences when the last batch was taken
+        self._before = 0.0  # number of unanswered sentences in recent batches; it decays
         self._seconds = 0.0  # seconds that the last batch took, at most 1
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
@@ -136,7 +140,7 @@ class Batches:
 
     def _share(self) -> int:
         """Return the size of a batch: a thread's share of all unanswered sentences."""
-        return math.ceil(max(self._accepted, self._before) / self._threads.number)
+        return math.ceil(max(self._accepted, self._before) / (self._threads.number + QUEUED))
 
     def _take(self) -> list[Waiting]:
         """Take a batch from the queue: the next sentence in order, and sentences of similar length."""
@@ -153,7 +157,7 @@ class Batches:
                 break
             low, high = a, b
         self._waiting = queue[:low] + queue[high:]
-        self._taken, self._before = self._taken + 1, self._accepted
+        self._taken, self._before = self._taken + 1, max(self._accepted, DECAY * self._before)
         return queue[low:high]
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
