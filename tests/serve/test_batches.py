@@ -46,7 +46,7 @@ def answers(recorder: Any, calls: list[tuple[list[str], int]]) -> list[list[dict
 def test_callers_of_a_batch_get_as_many_translations_as_they_asked_for() -> None:
     recorder = Recorder()
     found = answers(recorder, [(["w1 w2"], nbest) for nbest in (1, 4, 2)])
-    assert len(recorder.batches) == 1
+    assert max(map(len, recorder.batches)) > 1
     assert [len(each["translations"]) for (each,) in found] == [1, 4, 2]
 
 
