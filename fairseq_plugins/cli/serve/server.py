@@ -26,7 +26,7 @@ HEADERS = {  # for all answers
     "x-content-type-options": "nosniff",
 }
 HEAD = 65536  # maximum number of bytes in a request's head
-GRACE = 0.2  # seconds for reading requests that were sent before the shutdown
+GRACE = 0.2  # seconds for accepting connections, and for reading requests, that were sent before the shutdown
 
 
 class Protocol(HttpToolsProtocol):
@@ -67,7 +67,8 @@ class Server(uvicorn.Server):
     """A server that reads and answers all requests that were sent before its shutdown."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Refuse new connections, and read and answer requests that were already sent."""
+        """Accept connections that wait, refuse new ones, and read and answer requests that were already sent."""
+        await asyncio.sleep(GRACE)  # the system resets connections that wait when the server closes
         for server in self.servers:
             server.close()
         await asyncio.sleep(GRACE)
