@@ -10,6 +10,7 @@ import errno
 import os
 import re
 import socket
+import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -123,6 +124,7 @@ def run(args: Namespace) -> None:
             f"--host {args.host} --port {args.port}: {error.strerror}; choose another port or host",
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
+    sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
     # While translating threads use all cores, asyncio's own loop would answer requests too slowly to keep batches full.
     uvloop.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))
 

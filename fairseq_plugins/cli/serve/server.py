@@ -68,7 +68,12 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections that wait, refuse new ones, and read and answer requests that were already sent."""
-        await asyncio.sleep(GRACE)  # the system resets connections that wait when the server closes
+        # The system resets connections that still wait when the server closes, so wait until no connection is added.
+        known: set[Any] = set()
+        for _ in range(10):
+            if known == (known := set(self.server_state.connections)):
+                break
+            await asyncio.sleep(GRACE)
         for server in self.servers:
             server.close()
         await asyncio.sleep(GRACE)
