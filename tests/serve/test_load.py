@@ -180,7 +180,7 @@ async def attack(server: Server, number: int, at_a_time: int, told: Callable[[in
     return seen
 
 
-@pytest.mark.parametrize(("number", "growth"), [(300, 1.5), pytest.param(10_000, 1.1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("number", "growth"), [(300, 1.5), pytest.param(20_000, 1.1, marks=pytest.mark.slow)])
 def test_hostile_requests(number: int, growth: float, folder: Path, tmp_path: Path) -> None:
     """The server survives, its memory does not grow, and its answers do not change."""
     memory: list[int] = []
