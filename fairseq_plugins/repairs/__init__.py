@@ -24,9 +24,10 @@ from fairseq_plugins.repairs.wrapping import REPAIRS
 
 
 def repair_fairseq() -> None:
-    """Apply all repairs.  Call this function only once."""
-    for repair in REPAIRS:
-        repair()
+    """Apply the repairs that are not yet applied."""
+    while REPAIRS:
+        REPAIRS[0]()
+        del REPAIRS[0]
 
 
 def set_up_command() -> None:

@@ -49,7 +49,7 @@ def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) ->
     fairseq-fixed drops such a batch, and fails without sentences.  This batch contains the longest sentences, which
     would be missing in translation and validation.
     """
-    indices = np.asarray(indices)
+    indices = np.fromiter(indices, np.int64)  # fairseq accepts generators
     batches = divide(indices, *args, **kwargs) if len(indices) else []
     if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches are not in order of length
         rest = indices[sum(map(len, batches)) :]

@@ -185,7 +185,7 @@ def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
     """Return whether an option is given and is not a number of this kind and range."""
     value = getattr(o, option)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
-    return given(option, o) and not (is_number and float(value) in allowed)
+    return value is not None and not (is_number and (float(value) in allowed or not given(option, o)))
 
 
 def ranges() -> Iterator[Refusal]:
@@ -265,7 +265,7 @@ REFUSALS = (
     *ranges(),
     Refusal(
         SEARCHES,
-        lambda o: o.unkpen is not None and not o.unkpen > -math.inf,
+        lambda o: o.unkpen is not None and not (isinstance(o.unkpen, int | float) and o.unkpen > -math.inf),
         "--unkpen must be a number above -inf, got {o.unkpen!r}",
     ),
     Refusal(COMMANDS, outside_training_range, "{found}"),

@@ -100,7 +100,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 
     On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.
     """
-    if async_write:
+    if async_write or not PathManager.supports_rename(filename):
         save(obj, filename, async_write)
         return
     with replacing_checkpoint(filename) as unfinished, open(unfinished, "wb") as file:  # noqa: PTH123  (fairseq has names, not paths)
@@ -110,7 +110,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 @wrap(PathManager, "copy")
 def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
     """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``."""
-    if not overwrite:
+    if not overwrite or not PathManager.supports_rename(dst_path):
         return copy(src_path, dst_path, overwrite)
     with replacing_checkpoint(dst_path) as unfinished:
         return copy(src_path, unfinished, overwrite)

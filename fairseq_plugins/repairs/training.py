@@ -144,11 +144,11 @@ def clip_gradients_on_their_device(clip: Any, params: Any, *args: Any, **kwargs:
 
 
 @wrap(FP16Optimizer, "build_optimizer")
-def flatten_on_gpus_only(build: Any, cfg: Any, params: Any, **kwargs: Any) -> Any:
+def flatten_on_gpus_only(build: Any, cls: Any, cfg: Any, params: Any, **kwargs: Any) -> Any:
     """Set ``--fp16-no-flatten-grads`` on a CPU; fairseq's flat vector of gradients in half precision needs a GPU."""
     if not any(each.is_cuda for each in params):
         cfg.common.fp16_no_flatten_grads = True
-    return build(cfg, params, **kwargs)
+    return build(cls, cfg, params, **kwargs)
 
 
 @wrap(Adam, "step")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-REPAIRS: list[Callable[[], None]] = []
+REPAIRS: list[Callable[[], None]] = []  # not yet applied
 
 
 def repair(function: Callable[[], None]) -> Callable[[], None]:
@@ -42,13 +43,15 @@ def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     """Replace ``owner.name`` by a function whose first argument is the original."""
-    original = getattr(owner, name)
+    found = inspect.getattr_static(owner, name)
+    kind = type(found) if isinstance(found, classmethod | staticmethod) else None
+    original = found.__func__ if kind else found
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return function(original, *args, **kwargs)
 
-    setattr(owner, name, wrapper)
+    setattr(owner, name, kind(wrapper) if kind else wrapper)
 
 
 def programs(command: str) -> list[Any]:

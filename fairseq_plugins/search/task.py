@@ -17,7 +17,7 @@ from fairseq_plugins.common.options import flag, option
 from fairseq_plugins.cpu.packing import PRECISIONS, PackedWeightCache
 from fairseq_plugins.search.generator import FastBeamSearch, FastBeamSearchWithAlignment
 from fairseq_plugins.search.graphs import GraphCache
-from fairseq_plugins.search.validation import TextScorer, log_chrf
+from fairseq_plugins.search.validation import TextScorer, log_scores
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 logger = logging.getLogger(__name__)
@@ -125,8 +125,8 @@ class TranslationFastTask(TranslationTask):
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
         """Log the averages of the criterion, and the scores of translations."""
-        super().reduce_metrics(logging_outputs, criterion)
-        log_chrf(logging_outputs)
+        super(TranslationTask, self).reduce_metrics(logging_outputs, criterion)
+        log_scores(logging_outputs)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the part of a checkpoint that the task writes, including the tables of candidates."""

@@ -6,6 +6,7 @@ import json
 import logging
 from argparse import Namespace
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,14 @@ from fairseq.logging import metrics
 from fairseq.registry import REGISTRIES
 from fairseq.tasks.translation import TranslationConfig
 from sacrebleu import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
 from torch import Tensor
 
 from fairseq_plugins.common.text import tokenizer_for
 
 logger = logging.getLogger(__name__)
+
+METRICS: dict[str, Metric] = {"bleu": BLEU(), "chrf": CHRF()}
 
 
 class TextScorer:
@@ -34,7 +38,8 @@ class TextScorer:
         build = encoders.build_bpe if kind == "bpe" else encoders.build_tokenizer
         self.decoder = build(Namespace(**{kind: cfg.eval_bleu_detok}, **json.loads(cfg.eval_bleu_detok_args)))
         self.search = Namespace(**json.loads(cfg.eval_bleu_args))
-        self.bleu = BLEU(tokenize="none" if cfg.eval_tokenized_bleu else tokenizer_for(cfg.target_lang), force=True)
+        tokenizer = "none" if cfg.eval_tokenized_bleu else tokenizer_for(cfg.target_lang)
+        self.metrics = METRICS | {"bleu": BLEU(tokenize=tokenizer, force=True)}
 
     def text(self, tokens: Tensor, unknown: str) -> str:
         """Convert tokens to text; the string ``unknown`` replaces each unknown word."""
@@ -49,21 +54,24 @@ class TextScorer:
         if self.cfg.eval_bleu_print_samples:
             logger.info(f"example hypothesis: {found[0]}")
             logger.info(f"example reference: {references[0]}")
-        bleu = self.bleu.corpus_score(found, [references])
-        counts = {"_bleu_sys_len": bleu.sys_len, "_bleu_ref_len": bleu.ref_len}
-        for order, (count, total) in enumerate(zip(bleu.counts, bleu.totals, strict=True)):
-            counts |= {f"_bleu_counts_{order}": count, f"_bleu_totals_{order}": total}
-        # sacreBLEU has no public function for chrF's n-gram counts.
-        chrf = np.sum(CHRF()._extract_corpus_statistics(found, [references]), axis=0)
-        return counts | {f"_chrf_{place}": float(number) for place, number in enumerate(chrf)}
+        counts: dict[str, float] = {}
+        for name, metric in self.metrics.items():
+            # sacreBLEU has no public function for n-gram counts.
+            sums = np.sum(metric._extract_corpus_statistics(found, [references]), axis=0)
+            counts |= {f"_{name}_{place}": float(number) for place, number in enumerate(sums)}
+        return counts
 
 
-def log_chrf(logs: Sequence[Mapping[str, Any]]) -> None:
-    """Log chrF if the logs of a validation contain n-gram counts for chrF; fairseq itself logs BLEU."""
-    scorer = CHRF()
-    total = np.array([float(sum(log.get(f"_chrf_{place}", 0) for log in logs)) for place in range(3 * scorer.order)])
-    if total.any():
-        metrics.log_scalar("_chrf", total)
-        metrics.log_derived(
-            "chrf", lambda meters: round(scorer._compute_score_from_stats(meters["_chrf"].sum.tolist()).score, 2)
-        )
+def log_scores(logs: Sequence[Mapping[str, Any]]) -> None:
+    """Log the scores of a validation's translations if its logs contain n-gram counts."""
+    for name, metric in METRICS.items():
+        size = len({key for log in logs for key in log if key.startswith(f"_{name}_")})
+        if size:
+            sums = np.array([sum(log.get(f"_{name}_{place}", 0) for log in logs) for place in range(size)])
+            metrics.log_scalar(f"_{name}", sums)
+            metrics.log_derived(name, partial(score, metric, f"_{name}"))
+
+
+def score(metric: Metric, name: str, meters: Mapping[str, Any]) -> float:
+    """Return a score from n-gram counts, which a meter sums over batches."""
+    return round(float(metric._compute_score_from_stats(meters[name].sum.tolist()).score), 2)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
+from fairseq.logging import metrics
+from fairseq.tasks.translation import TranslationConfig
+from omegaconf import OmegaConf
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.cli.own_data.folder import Folder, existing, find_base, generate
+from fairseq_plugins.cli.own_data.folder import Folder, existing, find_base, generate, read_record
 from fairseq_plugins.cli.own_data.training import Training
 from fairseq_plugins.cli.plot_loss import records
 from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.search.validation import TextScorer, log_scores
 from tests.cli.test_own_data import own
 
 MODEL = "--encoder-layers '[(64, 3)] * 2' --decoder-layers '[(64, 3)] * 2' --num-workers 0"
@@ -92,6 +99,33 @@ def test_validation_by_bleu_in_bfloat16(pairs: list[object], tmp_path: Path) -> 
     wishes = f"{MODEL} --max-epoch 2 --bf16"
     words = [*pairs, tmp_path / "out", "--arch", "convs2s_tiny", "--tokenizer", "moses", "--metric", "bleu"]
     assert len(told(own(*words, "--train", wishes).stderr, "BLEU")) == 2
+
+
+def test_translations_without_words_have_a_score() -> None:
+    """fairseq logs no BLEU for blank translations, so a training that starts with them would have no metric."""
+    dictionary = Dictionary()
+    reference = torch.tensor([dictionary.add_symbol(word) for word in ("\u2581a", "\u2581b", "\u2581c", "\u2581d")])
+    blank = torch.tensor([dictionary.add_symbol("\u2581")])
+    cfg = TranslationConfig(eval_bleu_detok="space", eval_bleu_remove_bpe="sentencepiece", target_lang="de")
+    scorer = TextScorer(OmegaConf.structured(cfg), dictionary)
+    half = pytest.approx(100 * math.exp(1 - 2), abs=0.01)  # the brevity penalty of four words for eight
+    for translations, bleu in (([blank], 0), ([blank, reference], half), ([reference, blank], half)):
+        with metrics.aggregate(new_root=True) as found:
+            for tokens in translations:
+                log_scores([scorer.count([tokens], reference[None])])
+        assert found.get_smoothed_values()["bleu"] == bleu
+
+
+def test_a_metric_is_read_from_the_record(tmp_path: Path) -> None:
+    """Another ``--metric`` may be an option of --train."""
+    for record, metric in (
+        ("--metric chrf --seed 2", "chrf"),
+        ("--metric x", "loss"),
+        ("--metric", "loss"),
+        ("", "loss"),
+    ):
+        (tmp_path / "finished").write_text(record)
+        assert read_record(tmp_path / "finished")[0] == metric
 
 
 def test_the_metric_chooses_options(tmp_path: Path) -> None:

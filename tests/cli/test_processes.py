@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -49,11 +50,14 @@ def is_there(process: int) -> bool:
 
 
 def wait_for_the_end(process: int) -> None:
-    for _ in range(500):
-        if not is_there(process):
-            return
-        time.sleep(0.01)
-    raise AssertionError(f"{process} is still there")
+    """Wait until all threads of a process have ended; only then are its files closed."""
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    ended, *_ = select.select([descriptor], [], [], 5)
+    os.close(descriptor)
+    assert ended, f"{process} is still there"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -150,7 +150,11 @@ def test_no_sentence_is_lost_to_batches(sentences: int, multiple: int, vector: b
     indices = np.random.default_rng(1).permutation(sentences)
     lengths = {"num_tokens_vec": np.full(sentences, 5)} if vector else {}
     batches = data_utils.batch_by_size(
-        indices, num_tokens_fn=lambda _: 5, max_sentences=16, required_batch_size_multiple=multiple, **lengths
+        indices if vector else (index for index in indices),
+        num_tokens_fn=lambda _: 5,
+        max_sentences=16,
+        required_batch_size_multiple=multiple,
+        **lengths,
     )
     assert [index for batch in batches for index in batch] == indices.tolist()
     assert all(0 < len(batch) <= 16 for batch in batches)

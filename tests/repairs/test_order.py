@@ -1,10 +1,15 @@
-"""No function of fairseq is wrapped twice, so the order of the repairs does not matter."""
+"""Each function of fairseq is wrapped once, even if the installation is interrupted, and keeps its kind."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
+
+import pytest
+
+from fairseq_plugins import repairs
+from fairseq_plugins.repairs.wrapping import replace
 
 
 def wrappers(function: object) -> int:
@@ -32,3 +37,32 @@ def test_no_function_is_wrapped_twice() -> None:
     wrapped = {name: found for name, value in functions_of_fairseq() if (found := wrappers(value))}
     assert len(wrapped) > 20
     assert {name: found for name, found in wrapped.items() if found > 1} == {}
+
+
+def test_an_interrupted_installation_continues(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(repairs, "REPAIRS", [lambda: done.append("first"), lambda: 1 / len(done[1:])])
+    with pytest.raises(ZeroDivisionError):
+        repairs.repair_fairseq()
+    done.append("second")
+    repairs.repair_fairseq()
+    assert done == ["first", "second"]
+
+
+def test_methods_of_a_class_keep_their_class() -> None:
+    class Base:
+        @classmethod
+        def name(cls) -> str:
+            return cls.__name__
+
+        @staticmethod
+        def double(number: int) -> int:
+            return 2 * number
+
+    class Part(Base):
+        pass
+
+    for name in ("name", "double"):
+        replace(Base, name, lambda original, *words: (original(*words),))
+    for owner in (Part, Part()):
+        assert (owner.name(), owner.double(2)) == (("Part",), (4,))

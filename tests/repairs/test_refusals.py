@@ -123,9 +123,11 @@ def test_every_unread_option_is_refused(line: str) -> None:
     [
         ({"beam": 0}, "beam"),
         ({"beam": 2.5}, "beam"),
+        ({"beam": 5.0}, "beam"),
         ({"beam": True}, "beam"),
         ({"lenpen": float("nan")}, "lenpen"),
         ({"lenpen": "1"}, "lenpen"),
+        ({"unkpen": "1"}, "unkpen"),
         ({"sampling": True, "sampling_topk": 1000}, "sampling-topk"),
     ],
 )

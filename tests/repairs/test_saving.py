@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import multiprocessing
 import os
 import re
@@ -52,6 +54,17 @@ def test_a_failed_write_or_copy_leaves_nothing(tmp_path: Path) -> None:
         assert sorted(tmp_path.iterdir()) == [source, path]
         checkpoint_utils.torch_persistent_save({"model": torch.zeros(100)}, str(path))
         assert torch.equal(torch.load(path)["model"], torch.zeros(100))
+
+
+def test_storage_without_rename_is_written_directly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fairseq writes to storage such as S3 through iopath."""
+    stored, path = io.BytesIO(), tmp_path / "checkpoint.pt"
+    monkeypatch.setattr(PathManager, "supports_rename", lambda _: False)
+    monkeypatch.setattr(PathManager, "open", lambda *_: contextlib.nullcontext(stored))
+    checkpoint_utils.torch_persistent_save({"a": 1}, str(path))
+    stored.seek(0)
+    assert torch.load(stored) == {"a": 1}
+    assert not path.exists()
 
 
 def test_files_of_killed_processes_are_removed(tmp_path: Path) -> None:

@@ -149,7 +149,9 @@ def record_of(metric: str, train: str) -> str:
 def read_record(path: Path) -> tuple[str, list[str]]:
     """Read the metric and the options of --train from the file `FINISHED`."""
     words = shlex.split(path.read_text(encoding="utf-8"))
-    return (words[1], words[2:]) if words[:1] == ["--metric"] else ("loss", words)
+    if len(words) > 1 and words[0] == "--metric" and words[1] in METRICS:
+        return words[1], words[2:]
+    return "loss", words
 
 
 def without_ends(wishes: Sequence[str]) -> list[str]:
