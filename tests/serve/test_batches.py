@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from argparse import Namespace
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import pairwise
 from typing import Any
 
+import pytest
+
+from fairseq_plugins.cli.serve import batches
 from fairseq_plugins.cli.serve.batches import WIDER, Batches, Threads
 
 MAX_TOKENS = 20
 
 
 class Recorder:
-    """Instead of translating, numbers its hypotheses; keeps the sources of each batch."""
+    """Instead of translating, numbers its hypotheses; keeps the sources of each batch, which takes some seconds."""
 
-    def __init__(self) -> None:
-        self.config, self.batches = {"source_positions": 100}, list[list[list[str]]]()
+    def __init__(self, seconds: float = 0) -> None:
+        self.config, self.batches, self.seconds = {"source_positions": 100}, list[list[list[str]]](), seconds
 
     def options(self, replace_unk: None, attention: bool, beam: int, nbest: int = 1) -> Namespace:
         return Namespace(max_tokens=MAX_TOKENS, nbest=nbest)
@@ -25,20 +33,25 @@ class Recorder:
 
     def batch(self, sources: list[list[str]], options: Namespace) -> list[dict[str, Any]]:
         self.batches.append(sources)
+        time.sleep(self.seconds)
         return [{"words": words, "translations": [*range(options.nbest)]} for words in sources]
+
+
+@asynccontextmanager
+async def running(recorder: Any) -> AsyncIterator[Batches]:
+    queue = Batches(recorder, Threads(1), beam=5, most=1000)
+    task = asyncio.ensure_future(queue.run())
+    yield queue
+    task.cancel()
 
 
 def answers(recorder: Any, calls: list[tuple[list[str], int]]) -> list[list[dict[str, Any]]]:
     """Return the answers of concurrent calls with sentences and a number of translations."""
 
     async def ask() -> list[list[dict[str, Any]]]:
-        batches = Batches(recorder, Threads(1), beam=5, most=1000)
-        asked = asyncio.gather(*(batches.translate(sentences, nbest, False) for sentences, nbest in calls))
-        running = asyncio.ensure_future(batches.run())
-        try:
-            return await asyncio.wait_for(asked, 60)
-        finally:
-            running.cancel()
+        async with running(recorder) as queue:
+            asked = (queue.translate(sentences, nbest, False) for sentences, nbest in calls)
+            return await asyncio.wait_for(asyncio.gather(*asked), 60)
 
     return asyncio.run(ask())
 
@@ -59,3 +72,41 @@ def test_the_padded_size_of_batches_is_limited() -> None:
     assert all(batch == sorted(batch) for batch in sizes)
     assert all(len(batch) * (batch[-1] + 1) <= WIDER * MAX_TOKENS for batch in sizes if len(batch) > 1)
     assert max(map(len, sizes)) > 1
+
+
+def test_a_lone_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its text is one batch; after many callers have left, only its first requests wait for them."""
+    monkeypatch.setattr(batches, "PATIENCE", 0.2)
+
+    async def ask(recorder: Any) -> list[float]:
+        times = []
+        async with running(recorder) as queue:
+            await queue.translate(["w"] * 9, 1, False)
+            assert [len(batch) for batch in recorder.batches] == [9]
+            await asyncio.gather(*(queue.translate(["w"], 1, False) for _ in range(50)))
+            for _ in range(20):
+                times.append(time.perf_counter())
+                await queue.translate(["w"], 1, False)
+        return times
+
+    times = asyncio.run(ask(Recorder()))
+    assert sum(later - earlier > 0.1 for earlier, later in pairwise(times)) <= math.log2(50 + 9) + 1
+
+
+@pytest.mark.parametrize("callers", [12, 24])
+def test_batches_wait_for_callers_that_return(callers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to 20 callers share each batch, even if some return later than others, or others already wait."""
+    monkeypatch.setattr(batches, "PATIENCE", 0.05)
+
+    async def ask(recorder: Any) -> None:
+        async def caller(delay: float) -> None:
+            for _ in range(20):
+                await queue.translate(["w"], 1, False)
+                await asyncio.sleep(delay)
+
+        async with running(recorder) as queue:
+            await asyncio.gather(*(caller(number % 12 / 1000) for number in range(callers)))
+
+    recorder = Recorder(seconds=0.005)
+    asyncio.run(ask(recorder))
+    assert len(recorder.batches) < 1.4 * callers * 20 / min(callers, 20)

@@ -115,6 +115,23 @@ def test_the_end_under_load(folder: Path, translator: Translator, tmp_path: Path
         assert server.process.wait(10) == -signal.SIGTERM
 
 
+@pytest.mark.parametrize("others", [0, 1])
+def test_connections_that_wait_at_the_end_are_accepted(others: int, folder: Path, tmp_path: Path) -> None:
+    """The system has connected the caller, but the server has not yet noticed; an idle server must not reset it."""
+    with serving(tmp_path / "log", folder) as server:
+        connections = [server.connect() for _ in range(others)]
+        for each in connections:
+            each.connect()
+        time.sleep(0.3)
+        server.process.send_signal(signal.SIGSTOP)
+        caller = server.connect()
+        caller.request("GET", "/health")
+        server.process.send_signal(signal.SIGTERM)
+        server.process.send_signal(signal.SIGCONT)
+        assert caller.getresponse().status == 200
+        assert server.process.wait(30) == -signal.SIGTERM
+
+
 def hostile(kind: str, chance: random.Random) -> tuple[bytes, set[int]]:
     """Return a request of a kind and its allowed statuses; a client that does not wait for an answer has none."""
     letters = chance.choice(["w1 w2. ", "w3\n", "\U0001f600", "\0", "%s ", "<b>", " "])

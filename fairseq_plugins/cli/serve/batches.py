@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,10 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-# A batch waits for more sentences for at most PATIENCE seconds, plus the fraction SHARE of the last batch's duration,
-# because callers of the last batch may send new sentences.
-PATIENCE, SHARE = 0.005, 0.1
+PATIENCE = 0.005  # seconds that a batch waits at most for new sentences of callers that have just received answers
 # A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
 # sorted text.
 WIDER = 2
-# Half a batch more than the threads need: it waits in the queue when a batch ends, so a thread need not wait for the
-# callers of that batch.
-QUEUED = 0.5
-DECAY = 0.9  # callers that have just received answers still count, because they may send new sentences
 SHORT = 1000  # characters; longer texts are segmented in another thread
 # Each group of BURST sentences of a text is due one batch after the group before, so that short texts overtake long
 # texts.
@@ -56,7 +50,7 @@ class Waiting:
     nbest: int
     attention: bool  # whether attention is requested
     due: float  # position in the queue
-    answer: asyncio.Future[dict[str, Any]] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    answer: asyncio.Future[dict[str, Any]]
 
 
 class Batches:
@@ -77,9 +71,9 @@ class Batches:
         self._segmenting = ThreadPoolExecutor(1)  # for long texts
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
-        self._accepted = self._taken = 0  # number of unanswered sentences; number of batches so far
-        self._before = 0.0  # number of unanswered sentences in recent batches; it decays
-        self._seconds = 0.0  # seconds that the last batch took, at most 1
+        self._unanswered = 0  # number of sentences without an answer
+        self._returning = 0  # number of sentences of recently answered calls, whose callers may send new ones
+        self._taken = 0  # number of batches so far
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
         """Return the result of `Translator.explain` for each sentence, and the number of words that were truncated.
@@ -89,30 +83,36 @@ class Batches:
         Raises:
             QueueFullError: the queue has no room.
         """
-        if self._accepted + len(sentences) > self.most:
+        if self._unanswered + len(sentences) > self.most:
             raise QueueFullError
-        self._accepted += len(sentences)
-        waiting: list[Waiting] = []
+        loop, longest = asyncio.get_running_loop(), self.translator.config["source_positions"] - 1
+        answers = [loop.create_future() for _ in sentences]
+        for each in answers:
+            each.add_done_callback(self._count)
+        self._unanswered += len(sentences)
+        self._returning = max(0, self._returning - len(sentences))
         try:
-            loop, longest = asyncio.get_running_loop(), self.translator.config["source_positions"] - 1
             if sum(map(len, sentences)) < SHORT:
                 segmented = self._segment(sentences)
             else:
                 segmented = await loop.run_in_executor(self._segmenting, self._segment, sentences)
-            for rank, words in enumerate(segmented):
-                waiting.append(Waiting(words[:longest], nbest, attention, self._taken + rank / BURST))
-            for each in waiting:
-                if not each.words:  # for example a sentence of zero-width characters
-                    each.answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
-            self._waiting += (each for each in waiting if each.words)
+            for rank, (words, answer) in enumerate(zip(segmented, answers, strict=True)):
+                if words:
+                    due = self._taken + rank / BURST
+                    self._waiting.append(Waiting(words[:longest], nbest, attention, due, answer))
+                else:  # for example a sentence of zero-width characters
+                    answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._arrived.set()
-            answers = await asyncio.gather(*(each.answer for each in waiting))
+            found = await asyncio.gather(*answers)
+            self._returning += len(sentences)
         finally:
-            self._accepted -= len(sentences)
-            for each in waiting:
-                each.answer.cancel()  # If the call fails, its unanswered sentences are withdrawn.
+            for each in answers:
+                each.cancel()  # If the call fails, its unanswered sentences are withdrawn.
         cut = (max(0, len(words) - longest) for words in segmented)
-        return [{**answer, "cut": number} for answer, number in zip(answers, cut, strict=True)]
+        return [{**answer, "cut": number} for answer, number in zip(found, cut, strict=True)]
+
+    def _count(self, _: object) -> None:
+        self._unanswered -= 1
 
     def _segment(self, sentences: list[str]) -> list[list[str]]:
         return [self.translator.segment(sentence) for sentence in sentences]
@@ -131,16 +131,21 @@ class Batches:
                 continue
             translated = loop.run_in_executor(self._threads.pool, self._translate, batch)
             translated.add_done_callback(partial(self._answer, batch))
+            translated.add_done_callback(lambda _: self._threads.free.release())
 
     async def _settle(self) -> None:
-        """Wait briefly for more sentences."""
-        end = perf_counter() + PATIENCE + SHARE * self._seconds
-        while len(self._waiting) < self._share() and perf_counter() < end:
+        """Wait briefly for new sentences of callers that have just received answers."""
+        await asyncio.sleep(0)  # The answers of the last batch reach their calls first.
+        end = perf_counter() + PATIENCE
+        while self._returning and len(self._waiting) < self._share():
+            if perf_counter() > end:
+                self._returning //= 2  # some callers do not return
+                break
             await asyncio.sleep(0.001)
 
     def _share(self) -> int:
-        """Return the size of a batch: a thread's share of all unanswered sentences."""
-        return math.ceil(max(self._accepted, self._before) / (self._threads.number + QUEUED))
+        """Return the size of a batch: a thread's share of all sentences."""
+        return math.ceil((self._unanswered + self._returning) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
         """Take a batch from the queue: the next sentence in order, and sentences of similar length."""
@@ -157,18 +162,14 @@ class Batches:
                 break
             low, high = a, b
         self._waiting = queue[:low] + queue[high:]
-        self._taken, self._before = self._taken + 1, max(self._accepted, DECAY * self._before)
+        self._taken += 1
         return queue[low:high]
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
         options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
-        began = perf_counter()
-        told = self.translator.batch([each.words for each in batch], options)
-        self._seconds = min(1, perf_counter() - began)
-        return told
+        return self.translator.batch([each.words for each in batch], options)
 
     def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any]]]) -> None:
-        self._threads.free.release()
         for place, each in enumerate(batch):
             if each.answer.done():  # withdrawn by its caller
                 continue
