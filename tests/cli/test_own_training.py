@@ -57,6 +57,11 @@ def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
         assert model.usual_epochs(pairs) == float("inf")
 
 
+def test_a_missing_user_directory_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--train: --user-dir .*missing "):
+        own_training.Training("convs2s_tiny", tmp_path, ["--user-dir", str(tmp_path / "missing")])
+
+
 def test_a_training_that_leaves_no_model_is_not_finished(data: Path, tmp_path: Path) -> None:
     wishes = shlex.split(f"{TINY} --save-interval 9")
     training = own_training.Training("convs2s_tiny", tmp_path / "save", wishes)

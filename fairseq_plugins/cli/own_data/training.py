@@ -223,6 +223,8 @@ def parse(words: Sequence[str], **more: Any) -> Any:
     vars(parser)["error"] = _refuse
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
+    except FileNotFoundError as error:
+        raise ValueError(f"--train: --user-dir {error} is not a folder; give --user-dir to own-data itself") from error
     except SyntaxError as error:  # a malformed Python list
         raise ValueError(f"--train: {error.msg}: {error.text}; write a Python list, such as '[1, 2]'") from error
 
