@@ -25,9 +25,8 @@ from fairseq_plugins.repairs.wrapping import REPAIRS
 
 def repair_fairseq() -> None:
     """Apply the repairs that are not yet applied."""
-    while REPAIRS:
-        REPAIRS[0]()
-        del REPAIRS[0]
+    for repair in REPAIRS:
+        repair()
 
 
 def set_up_command() -> None:

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-REPAIRS: list[Callable[[], None]] = []  # not yet applied
+REPAIRS: list[Callable[[], None]] = []
 
 
 def repair(function: Callable[[], None]) -> Callable[[], None]:
     """Register a function that replaces something; `fairseq_plugins.install` calls it."""
-    REPAIRS.append(function)
+    REPAIRS.append(functools.cache(function))  # a second call does nothing
     return function
 
 
