@@ -104,7 +104,7 @@ def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> 
         state: dict[str, Any] = load(path, *args, **kwargs)
     except (pickle.UnpicklingError, ValueError) as error:
         raise pickle.UnpicklingError(
-            f"{path} was refused: {error}. No code in it was run; use another checkpoint."
+            f"{path} was refused: {error}. No code in the file was run; use another checkpoint."
         ) from None
     except (EOFError, OSError, RuntimeError) as error:
         if str(path) in str(error):
@@ -194,7 +194,7 @@ def check(state: Any) -> None:
         if not isinstance(part, kind | NoneType):
             raise ValueError(f"its {name} must be a {kind.__name__}, got {type(part).__name__}")
         if isinstance(part, dict) and (odd := [key for key in part if not isinstance(key, str)]):
-            raise ValueError(f"its {name} must have names for keys, got a {type(odd[0]).__name__}")
+            raise ValueError(f"its {name} must have only strings as keys, got {type(odd[0]).__name__}")
     check_values(state)
     versions = getattr(state["model"], "_metadata", None) or {}
     if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
@@ -238,7 +238,7 @@ class CheckingTorch(ModuleType):
                 raise
             kinds = "TorchScript, or a file of torch before 0.1.10"
             raise ValueError(
-                f"it is {kinds}, which cannot be read as data unless it is saved again as a state_dict"
+                f"it is {kinds}; such a file cannot be read as data, so save the model as a state_dict"
             ) from None
         check(state)
         return state
@@ -274,7 +274,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
         others = {"step": torch.Size(), "RMS": torch.Size()}
         others |= {"exp_avg_sq_row": whole[:-1], "exp_avg_sq_col": whole[:-2] + whole[-1:]}
         if size != others.get(name, whole):
-            found = f"{name} of {list(size)} for a parameter of {list(whole)}"
+            found = f"{name} of size {list(size)} for a parameter of size {list(whole)}"
             raise ValueError(f"the checkpoint's optimizer state has {found}; {advice}")
 
 

@@ -88,7 +88,7 @@ def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args:
     call = inspect.signature(generate).bind(self, tokenized_sentences, *args, **kwargs)
     given = call.arguments.get("inference_step_args") or {}
     if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
-        raise ValueError("inference_step_args of single sentences are not supported for a batch: pass one sentence")
+        raise ValueError("inference_step_args must be equal for all sentences of a batch; pass one sentence")
     if any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
         refuse("hub.generate", kwargs | ({"retain_dropout": None} if self.cfg.generation.retain_dropout else {}))
     for option in kwargs.keys() - self.cfg.generation.keys():

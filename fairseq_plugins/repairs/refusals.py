@@ -228,9 +228,9 @@ def wrong_direction(o: GivenOptions) -> str | None:
     kind = metric.rpartition("_")[2]  # nll_loss is a loss
     lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")
     if kind in HIGHER_IS_BETTER and not o.maximize_best_checkpoint_metric:
-        return "is better when it is higher; add"
+        return "higher values are better; add"
     if lower and o.maximize_best_checkpoint_metric:
-        return "is better when it is lower; leave out"
+        return "lower values are better; leave out"
     return None
 
 
@@ -248,7 +248,7 @@ REFUSALS = (
     Refusal(
         TRAIN,
         wrong_direction,
-        "--best-checkpoint-metric {o.best_checkpoint_metric} {found} --maximize-best-checkpoint-metric",
+        "--best-checkpoint-metric {o.best_checkpoint_metric}: {found} --maximize-best-checkpoint-metric",
     ),
     Refusal(
         TRAIN,
