@@ -61,7 +61,7 @@ class FairseqFinder(PathFinder):
 
 @repair
 def read_options_without_eval() -> None:
-    """Parse options as literals in all modules of fairseq; fairseq evaluates them as Python code.
+    """Parse options as literals in all modules of fairseq; fairseq evaluates options as Python code.
 
     Some options come from a checkpoint, such as ``--encoder-layers`` of a model and ``wer_args`` of the criterion ctc.
     """

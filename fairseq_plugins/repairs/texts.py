@@ -88,7 +88,7 @@ def name_bad_dictionaries(add: Any, self: Any, f: Any) -> None:
 
 @wrap(SentencepieceBPE, "decode")
 def decode_pieces_with_their_model(_: Any, self: Any, x: str) -> str:
-    """Decode ``--bpe sentencepiece`` with its own model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
+    """Decode ``--bpe sentencepiece`` with sentencepiece itself; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
 
     fairseq also drops spaces at both ends of a line.  Line feeds become spaces, so that each translation is one line.
     """

@@ -37,7 +37,7 @@ def processes_of_torchrun() -> int:
 
 @wrap(distributed_utils, "infer_init_method")
 def follow_torchrun(infer: Any, cfg: Any, force_distributed: bool = False) -> None:
-    """Read torchrun's environment variables on every machine; fairseq reads them only on a machine with several GPUs.
+    """Read torchrun's environment variables on every machine; fairseq does so only on machines with several GPUs.
 
     With one GPU per machine, each process of fairseq trains alone and overwrites the other processes' checkpoints.
     Users must set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` if they use several machines with ``--rdzv-backend c10d``.

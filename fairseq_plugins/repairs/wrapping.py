@@ -22,7 +22,7 @@ def repair(function: Callable[[], None]) -> Callable[[], None]:
 
 
 def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that wraps ``owner.name``; its first argument is the original function.
+    """Register a function that wraps ``owner.name``; the first argument of the function is the original function.
 
     Args:
         owner: a module or class, or the name of a command such as ``train``, whose loaded modules are repaired.
