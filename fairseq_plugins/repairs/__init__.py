@@ -1,14 +1,14 @@
-"""Repairs of fairseq, torch and numpy; no other package patches them.
+"""Repairs of fairseq, torch and numpy; no other package of this plugin patches them.
 
-Importing a module of this package registers its repairs, and `repair_fairseq` applies them.  A repair is a function
-with the decorator `wrap`, or `repair` if it does not wrap a function.  No two repairs wrap the same function, so their
-order does not matter.  A repair does not test whether fairseq has its fault, because the versions of fairseq are fixed
-in `setup.py`; without the fault, it changes nothing.
+Importing a module of this package registers its repairs, and `repair_fairseq` applies all registered repairs.  A
+repair is a function with the decorator `wrap`, or with `repair` if the function does not wrap another function.  No two
+repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether fairseq has the
+fault, because `setup.py` fixes the versions of fairseq.  In a version without the fault, the repair changes nothing.
 
 `fairseq_plugins.repairs.refusals` is the table of refused options.
 """
 
-from fairseq_plugins.repairs import (  # noqa: F401  (their repairs are registered)
+from fairseq_plugins.repairs import (  # noqa: F401  (imported to register their repairs)
     checkpoints,
     command,
     epochs,
@@ -30,7 +30,7 @@ def repair_fairseq() -> None:
 
 
 def set_up_command() -> None:
-    """Set up a process that does nothing but run one fairseq command."""
+    """Set up a process that runs one fairseq command and nothing else."""
     command.hide_chatter()
     command.keep_freed_memory()
     command.limit_cached_products()

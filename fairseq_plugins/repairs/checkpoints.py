@@ -1,7 +1,7 @@
 """Checkpoints contain data and no code; their contents are validated before use.
 
-torch's restricted unpickler reads checkpoints and builds only allowed classes.  Stand-ins replace the classes of
-fairseq's checkpoints that could run code or corrupt memory.
+torch's restricted unpickler reads checkpoints and builds only allowed classes.  Some classes in fairseq's
+checkpoints could run code or corrupt memory; stand-ins replace these classes.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torch import Tensor
 from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import repair, wrap
 
-OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved them as objects
-MOST_VALUES = 300_000  # values in a checkpoint; a tensor counts as one value
+OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved meters as objects
+MOST_VALUES = 300_000  # limit for the values in a checkpoint; a tensor counts as one value
 NUMBERS = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -41,10 +41,10 @@ KERNELS = ("foreach", "fused", "capturable", "differentiable")
 
 
 class PlainDtype:
-    """A stand-in for ``numpy.dtype`` in a file: numbers and booleans only.
+    """A stand-in for ``numpy.dtype`` in a checkpoint; it accepts only dtypes of numbers and booleans.
 
-    numpy trusts a pickled dtype.  A dtype with a hidden object field would make numpy use bytes of the file as a
-    pointer.
+    numpy does not check a pickled dtype.  A dtype with a hidden object field would make numpy use bytes of the file as
+    a pointer.
     """
 
     def __init__(self, code: str, align: bool = False, copy: bool = False) -> None:
@@ -62,7 +62,7 @@ class PlainDtype:
 
 
 class PlainArray(np.ndarray[Any, Any]):
-    """A stand-in for ``numpy.ndarray`` in a file: shape and bytes are checked before numpy uses them."""
+    """A stand-in for ``numpy.ndarray`` in a checkpoint; it checks shape and bytes before numpy uses them."""
 
     def __new__(cls, *_from_file: object) -> PlainArray:
         return super().__new__(cls, 0)
@@ -73,11 +73,11 @@ class PlainArray(np.ndarray[Any, Any]):
         super().__setstate__(array.__reduce__()[2])  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
-        return self.view(np.ndarray).__reduce__()  # saved again as a numpy array
+        return self.view(np.ndarray).__reduce__()  # a new checkpoint contains a plain numpy array
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
-    """Build a number; replaces ``numpy.core.multiarray.scalar``."""
+    """Return a number of a checkpoint; this function replaces ``numpy.core.multiarray.scalar``."""
     return np.frombuffer(data, dtype.resolve())[0]
 
 
@@ -85,9 +85,9 @@ SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
     *OLD_METERS,  # saved under two names
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
-    # Replaces each tensor when a resumed distributed training sends the state to other ranks.
+    # When a resumed distributed training sends the state to other ranks, this class replaces each tensor.
     distributed_utils._TensorPlaceholder,
-    (PlainDtype, "numpy.dtype"),  # sums in the meters, such as those of --eval-bleu
+    (PlainDtype, "numpy.dtype"),  # meters contain numpy numbers, for example the sums of --eval-bleu
     (PlainArray, "numpy.ndarray"),
     *((PlainArray, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     *((plain_scalar, f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
@@ -104,7 +104,7 @@ def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> 
         state: dict[str, Any] = load(path, *args, **kwargs)
     except (pickle.UnpicklingError, ValueError) as error:
         raise pickle.UnpicklingError(
-            f"{path} was refused: {error}. No code in it was run; use another checkpoint."
+            f"{path} was refused: {error}. No code in the file was run; use another checkpoint."
         ) from None
     except (EOFError, OSError, RuntimeError) as error:
         if str(path) in str(error):
@@ -122,7 +122,7 @@ def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> 
 
 
 def undamaged_beside(path: Path) -> str:
-    """Return advice for an error about a damaged checkpoint: the newest undamaged one beside it, or a new copy."""
+    """Return advice for an error about a damaged checkpoint: the newest undamaged checkpoint, or a new copy."""
     if (newest := newest_whole_checkpoint(path.parent)) in (None, path):
         return "; copy it again, or use another checkpoint"
     return f"; the newest undamaged checkpoint beside it is {newest}"
@@ -130,7 +130,7 @@ def undamaged_beside(path: Path) -> str:
 
 @wrap(distributed_utils, "broadcast_object")
 def broadcast_plain_configuration(broadcast: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
-    """Send the configuration to the other ranks of a resumed training as plain dictionaries, which they can load."""
+    """Send a resumed training's configuration to other ranks as dictionaries; torch refuses objects of omegaconf."""
     if isinstance(obj, dict) and OmegaConf.is_config(obj.get("cfg")):
         obj = {**obj, "cfg": OmegaConf.to_container(obj["cfg"], enum_to_str=True)}
     return broadcast(obj, *args, **kwargs)
@@ -155,7 +155,7 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
 
 
 def reference_in(value: Any) -> str | None:
-    """Return an error message for the first ``${...}``, which omegaconf would replace, or None."""
+    """Return an error message for the first reference (``${...}``) in a value, or None if there is no reference."""
     for place, text in contents(value):
         if isinstance(text, str) and REFERENCE.search(text):
             return f"{place}: {text[:100]!r} refers to another value"
@@ -163,9 +163,9 @@ def reference_in(value: Any) -> str | None:
 
 
 def fault_of(tensor: Tensor) -> str | None:
-    """Return why a tensor is refused, or None.
+    """Return the reason to refuse a tensor, or None if the tensor is accepted.
 
-    Methods are called on the class, because a file can replace those of an instance.
+    Methods are called on the class `Tensor`, because a file can replace the methods of an instance.
     """
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.is_nested or tensor.layout is not torch.strided:
         return "not a plain tensor"
@@ -181,7 +181,7 @@ def check(state: Any) -> None:
     """Refuse a state that is not a checkpoint of fairseq, or that could harm the user who loads it.
 
     Raises:
-        ValueError: a part is wrong; the error names it.
+        ValueError: a part of the state is malformed; the error names this part.
     """
     if type(state) is not dict or not isinstance(state.get("model"), dict):
         raise ValueError("it has no model parameters")
@@ -194,7 +194,7 @@ def check(state: Any) -> None:
         if not isinstance(part, kind | NoneType):
             raise ValueError(f"its {name} must be a {kind.__name__}, got {type(part).__name__}")
         if isinstance(part, dict) and (odd := [key for key in part if not isinstance(key, str)]):
-            raise ValueError(f"its {name} must have names for keys, got a {type(odd[0]).__name__}")
+            raise ValueError(f"its {name} must have only strings as keys, got {type(odd[0]).__name__}")
     check_values(state)
     versions = getattr(state["model"], "_metadata", None) or {}
     if not isinstance(versions, dict) or not all(isinstance(each, dict) for each in dict.values(versions)):
@@ -204,7 +204,7 @@ def check(state: Any) -> None:
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """Refuse special tensors, attributes that hide values, and too many values."""
+    """Refuse a state with unusual tensors, with attributes that hide values, or with too many values."""
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES} values")
@@ -215,14 +215,14 @@ def check_values(state: dict[str, Any]) -> None:
 
 
 class CheckingTorch(ModuleType):
-    """A stand-in for torch in fairseq's checkpoint loader, whose `load` reads data only, and validates it."""
+    """A stand-in for torch in fairseq's checkpoint loader; its `load` reads only data, and validates the data."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch, name)
 
     @staticmethod
     def load(file: IO[bytes], **kwargs: Any) -> Any:
-        """Load an undamaged file as torch does; errors omit torch's advice to disable its check."""
+        """Load and validate a file; errors omit torch's advice to load the file with ``weights_only=False``."""
         if (damage := damage_of(file)) is not None:
             raise OSError(damage)
         file.seek(0)
@@ -238,7 +238,7 @@ class CheckingTorch(ModuleType):
                 raise
             kinds = "TorchScript, or a file of torch before 0.1.10"
             raise ValueError(
-                f"it is {kinds}, which cannot be read as data unless it is saved again as a state_dict"
+                f"it is {kinds}; such a file cannot be read as data, so save the model as a state_dict"
             ) from None
         check(state)
         return state
@@ -246,41 +246,41 @@ class CheckingTorch(ModuleType):
 
 @repair
 def validate_contents() -> None:
-    """Read only data from checkpoints, and validate it before use; name damaged records and foreign classes.
+    """Read data and no code from checkpoints, and validate the data; errors name damaged records and foreign classes.
 
-    fairseq resolves references in a checkpoint, even to environment variables.  torch compares no checksums, and does
-    not check a file that declares a tensor as sparse, or as larger than its data.
+    fairseq resolves references in a checkpoint, even to environment variables.  torch compares no checksums.  torch
+    also accepts a file that declares a tensor as sparse, or as larger than the tensor's data.
     """
     torch.serialization.add_safe_globals(SAFE_GLOBALS)
     checkpoint_utils.torch = CheckingTorch("torch")
 
 
 def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
-    """Refuse optimizer moments whose sizes do not match their parameters; fused kernels do not check sizes.
+    """Refuse optimizer moments whose sizes differ from the parameters' sizes; fused kernels do not check sizes.
 
     Raises:
-        ValueError: a size does not match, or the state is malformed.
+        ValueError: sizes differ, or the state is malformed.
     """
     advice = "give --reset-optimizer to leave it out"
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
-        # Torch itself compares the numbers of parameters.
+        # torch itself checks that state and model have the same number of parameters.
         moments = [(state["state"].get(number, {}).items(), each.shape) for number, each in zip(numbers, parameters)]  # noqa: B905
         sizes = [(name, value.shape, whole) for own, whole in moments for name, value in own if torch.is_tensor(value)]
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"the checkpoint's optimizer state is malformed: {error!r}; {advice}") from None
     for name, size, whole in sizes:
-        # Adafactor has a number for each row and column, and a scalar RMS.
+        # Adafactor's state has one number for each row and each column of a matrix, and a scalar RMS.
         others = {"step": torch.Size(), "RMS": torch.Size()}
         others |= {"exp_avg_sq_row": whole[:-1], "exp_avg_sq_col": whole[:-2] + whole[-1:]}
         if size != others.get(name, whole):
-            found = f"{name} of {list(size)} for a parameter of {list(whole)}"
+            found = f"{name} of size {list(size)} for a parameter of size {list(whole)}"
             raise ValueError(f"the checkpoint's optimizer state has {found}; {advice}")
 
 
 @wrap(FairseqOptimizer, "load_state_dict")
 def fit_optimizer_states(load: Any, self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
-    """Refuse optimizer moments of wrong sizes, and ignore a checkpoint's choice of torch's optimizer kernels."""
+    """Refuse optimizer moments of wrong sizes, and ignore the choice of torch's optimizer kernels in a checkpoint."""
     check_optimizer_state(state_dict, self.params)
     own = [{name: group[name] for name in KERNELS if name in group} for group in self.param_groups]
     load(self, state_dict, optimizer_overrides)

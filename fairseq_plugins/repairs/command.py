@@ -74,7 +74,7 @@ def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: 
 
 
 def print_option_errors_without_traceback() -> None:
-    """Print the message of a ValueError on one line, like argparse, if the message begins with an option."""
+    """If the message of a ValueError begins with an option, print only the message, on one line, like argparse."""
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
         return
@@ -89,10 +89,11 @@ def print_option_errors_without_traceback() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in a process that translates; otherwise the system spends time on clearing pages.
+    """Keep freed memory in all commands except training; otherwise the system spends time on clearing pages.
 
-    Training still returns freed memory: its blocks have many sizes, so keeping them would leave gaps in the heap and
-    use 1.7 times as much memory.  Settings in the environment, and C libraries other than glibc, are not changed.
+    A training process still returns freed memory: its blocks have many sizes, so keeping freed blocks would leave gaps
+    in the heap, and the process would use 1.7 times as much memory.  Settings in the environment, and C libraries other
+    than glibc, are not changed.
     """
     trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
     if trains or _MEMORY_SETTINGS & os.environ.keys():
@@ -106,9 +107,10 @@ def keep_freed_memory() -> None:
 
 
 def limit_cached_products() -> None:
-    """Limit the cache of compiled matrix products to 128 shapes instead of 1024; each shape takes 0.25 MB or more.
+    """Limit two caches of compiled matrix products to 128 shapes instead of 1024; a shape needs 0.25 MB or more.
 
-    oneDNN has such a cache, and so has ideep, through which torch calls oneDNN.  Batches rarely repeat a shape.
+    The first cache belongs to oneDNN, and the second to ideep, the library through which torch calls oneDNN.  Batches
+    rarely repeat a shape.
     """
     if not {"ONEDNN_PRIMITIVE_CACHE_CAPACITY", "DNNL_PRIMITIVE_CACHE_CAPACITY"} & os.environ.keys():
         os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] = "128"
@@ -118,8 +120,8 @@ def limit_cached_products() -> None:
 def hide_chatter() -> None:
     """Hide deprecation warnings, and the log lines that ``fairseq-interactive`` prints between translations.
 
-    fairseq logs four lines about batches for each typed line.  At the start it logs its configuration, which fills many
-    screens.
+    fairseq logs four lines about batches for each typed line.  At the start, fairseq logs its configuration, which
+    fills many screens.
     """
     for message in _WARNINGS:
         warnings.filterwarnings("ignore", message)

@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 @wrap(FairseqTask, "get_batch_iterator")
 def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
-    """Resume with the batches that the training started with, and skip sentences longer than ``--max-tokens``.
+    """After a resume, use the same batches as before the resume, and skip sentences longer than ``--max-tokens``.
 
-    fairseq's batches depend on the epoch in which the process starts, so after a resume some sentences occur twice in
-    an epoch and others never.  fairseq also fails at a sentence longer than ``--max-tokens``, although it skips
-    sentences that are too long for the model.
+    fairseq's batches depend on the epoch in which the process starts.  After a resume, some sentences therefore occur
+    twice in an epoch, and other sentences never.  fairseq also fails at a sentence longer than ``--max-tokens``,
+    although fairseq skips sentences that are too long for the model.
     """
     call = inspect.signature(get).bind(*args, **kwargs)
     call.apply_defaults()
@@ -46,8 +46,8 @@ def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
 def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    fairseq-fixed drops such a batch, and fails without sentences.  This batch contains the longest sentences, which
-    would be missing in translation and validation.
+    fairseq-fixed drops such a batch, and fails if there are no sentences.  The last batch contains the longest
+    sentences, which would be missing in translation and validation.
     """
     indices = np.fromiter(indices, np.int64)  # fairseq accepts generators
     batches = divide(indices, *args, **kwargs) if len(indices) else []
@@ -61,8 +61,8 @@ def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) ->
 def resume_with_other_processes(save: Any, self: EpochBatchIterator) -> dict[str, Any]:
     """Save how many batches all processes together have trained; a resumed training skips these batches.
 
-    fairseq saves the number of batches of one process.  If two processes resume a training of one process, they skip
-    half an epoch or crash.  A change of ``--max-tokens`` changes the batches and has similar effects.
+    fairseq saves the number of batches of one process.  If two processes resume a training of one process, they
+    skip half an epoch or crash.  With another ``--max-tokens``, the number of batches changes, with similar effects.
     """
     state: dict[str, Any] = save(self)
     if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):
@@ -121,6 +121,6 @@ def finish_epochs_with_other_update_freq(
     init(self, iterable, chunk_size)
     whole, rest = divmod(len(iterable) - begin, chunk_size)
     self.n = self.total - whole - (rest > 0)
-    if skip_remainder_batch and whole > 0:  # an epoch without updates would crash
+    if skip_remainder_batch and whole > 0:  # fairseq would crash in an epoch without updates
         self.take(self.n + whole)
         iterable.take(begin + whole * chunk_size)

@@ -27,27 +27,27 @@ def options_of(task: str | None) -> set[str]:
 
 
 def tasks_with(option: str) -> str:
-    """Return the names of all tasks with an option."""
+    """Return the names of all tasks that have this option."""
     return ", ".join(name for name in TASK_DATACLASS_REGISTRY if option in options_of(name))
 
 
 @wrap(checkpoint_utils, "overwrite_args_by_name")
 def use_given_task(overwrite: Any, cfg: DictConfig, overrides: dict[str, Any]) -> None:
-    """Use the ``task`` given to ``from_pretrained`` and its options; fairseq silently uses the checkpoint's task."""
+    """Use the ``task`` and task options given to ``from_pretrained``; fairseq silently uses the checkpoint's task."""
     task, asked = cfg.get("task"), overrides.get("task")
-    if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself reads a dict
+    if isinstance(task, DictConfig) and not isinstance(asked, dict):  # fairseq itself reads a task given as a dict
         with open_dict(task):
             if asked in TASK_DATACLASS_REGISTRY:
                 task._name = asked
-            for option in options_of(task.get("_name")) & overrides.keys():  # other options have defaults
+            for option in options_of(task.get("_name")) & overrides.keys():  # the task's other options have defaults
                 task[option] = overrides[option]
     overwrite(cfg, overrides)
 
 
 @wrap(hub_utils, "from_pretrained")
 def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores: ``beam``."""
-    if "user_dir" in kwargs:  # it may register names
+    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores (``beam``)."""
+    if "user_dir" in kwargs:  # the imported folder may register names
         utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
     names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
     for option in kwargs.keys() & names.keys():
@@ -61,7 +61,7 @@ def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
             f"task={asked!r} cannot load a checkpoint of the task {task}; use another checkpoint, or leave out task"
         )
     if not issubclass(TASK_REGISTRY.get(task, object), TranslationTask):
-        return loaded  # models of speech have their own interface
+        return loaded  # speech models have their own interface
     refuse("from_pretrained", kwargs, kwargs.get("generation_args"))
     sections = [section for section in cfg.values() if isinstance(section, DictConfig | Namespace)]
     for option in kwargs.keys() - cfg.keys():
@@ -72,15 +72,15 @@ def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
 
 @wrap(GeneratorHubInterface, "generate")
 def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args: Any, **kwargs: Any) -> Any:
-    """Repair the hub's ``generate``: alignments, prefixes, and options that fairseq ignores.
+    """Repair the hub's ``generate``: compute alignments, and read or refuse the options that fairseq ignores.
 
     In fairseq
 
     - ``print_alignment`` crashes, because models are prepared without attention.
-    - ``score`` crashes for translations, because it has no argument for the source.
-    - options of the task and ``replace_unk`` are ignored; for a single sentence, all options except the beam are
+    - ``score`` crashes for translations, because ``score`` has no argument for the source.
+    - ``replace_unk`` and the options of the task are ignored; for a single sentence, all options except the beam are
       ignored.
-    - sentences are sorted, but not their prefixes.
+    - sentences are sorted and prefixes are not, so that a prefix may reach another sentence.
     - each call logs four lines about batches.
     """
     if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:
@@ -88,7 +88,7 @@ def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args:
     call = inspect.signature(generate).bind(self, tokenized_sentences, *args, **kwargs)
     given = call.arguments.get("inference_step_args") or {}
     if any(isinstance(value, Tensor) and value.dim() and (value != value[:1]).any() for value in given.values()):
-        raise ValueError("inference_step_args of single sentences are not supported for a batch: pass one sentence")
+        raise ValueError("inference_step_args must be equal for all sentences of a batch; pass one sentence")
     if any(isinstance(each, FairseqEncoderDecoderModel) for each in self.models):
         refuse("hub.generate", kwargs | ({"retain_dropout": None} if self.cfg.generation.retain_dropout else {}))
     for option in kwargs.keys() - self.cfg.generation.keys():

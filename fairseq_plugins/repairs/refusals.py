@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Range, flag, literal
 
-# A parser belongs to the command of the first of these options that the parser defines.
+# The first of these options that a parser defines shows which command the parser belongs to.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
@@ -39,7 +39,8 @@ TRAINING: dict[str, Range] = {
     **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
 }
 
-# Ranges of whole and of other numbers, except defaults such as -1.
+# Ranges of options with whole numbers (WHOLE) and with other numbers (SEARCH).  A default outside its range, such as
+# -1, is accepted.
 WHOLE: dict[tuple[str, ...], dict[str, Range]] = {
     COMMANDS: dict.fromkeys(["max_tokens", "batch_size"], SIZE),
     SEARCHES: {
@@ -54,7 +55,7 @@ SEARCH: dict[str, Range] = {
     "sampling_topp": FRACTION,
 }
 
-# Validation metrics, by the last part of their names.
+# Last parts of the names of validation metrics.
 HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
 LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
 RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
@@ -98,12 +99,12 @@ DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items
     option: field.default
     for section in FairseqConfig.__dataclass_fields__.values()
     for option, field in getattr(section.type, "__dataclass_fields__", {}).items()
-    if not str(field.default).startswith("${")  # a reference to the option's own section
+    if not str(field.default).startswith("${")  # a reference to another option is not a default
 }
 
 
 class GivenOptions:
-    """Options by name, from a command line, a task, or all sections of a configuration; a missing option is None."""
+    """Options of a command line, a task, or all sections of a configuration, by name; a missing option is None."""
 
     def __init__(self, *parts: Any) -> None:
         self.values: dict[str, Any] = {}
@@ -155,12 +156,15 @@ def unread() -> Iterator[Refusal]:
 
 
 def other_in_validation(option: str, o: GivenOptions) -> bool:
-    """Return whether ``option`` has another value for validation; a command line copies its value for validation."""
+    """Return whether ``option`` has another value for validation.
+
+    fairseq's parser sets a missing value for validation to the value of ``option``.
+    """
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
 
 def missing_of_a_part(o: GivenOptions) -> str | None:
-    """Name a component and the first option it requires that was not given, such as ``--bpe-codes`` of subword_nmt."""
+    """Return a message for the first missing option that a component requires (``--bpe-codes`` of subword_nmt)."""
     for kind, registry in REGISTRIES.items():
         fields = getattr(registry["dataclass_registry"].get(getattr(o, kind)), "__dataclass_fields__", {})
         for option, field in fields.items():
@@ -182,14 +186,14 @@ def several_searches(o: GivenOptions) -> str | None:
 
 
 def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
-    """Return whether an option is given and is not a number of this kind and range."""
+    """Return whether an option has a value that is neither the default nor a number of this kind and range."""
     value = getattr(o, option)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return value is not None and not (is_number and (float(value) in allowed or not given(option, o)))
 
 
 def ranges() -> Iterator[Refusal]:
-    """Yield rows that refuse numbers of a search outside their ranges, and batch sizes below 1."""
+    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
     for commands, table in WHOLE.items():
         for option, allowed in table.items():
             sentence = f"{flag(option)} must be a whole number of at least {allowed.least}, got {{o.{option}!r}}"
@@ -210,7 +214,7 @@ def outside_training_range(o: GivenOptions) -> str | None:
 
 
 def wrong_adam_betas(o: GivenOptions) -> bool:
-    """Return whether ``--adam-betas`` has a value other than two numbers in [0, 1)."""
+    """Return whether ``--adam-betas`` is given and is not a pair of numbers in [0, 1)."""
     try:
         betas = literal(o.adam_betas) if isinstance(o.adam_betas, str) else o.adam_betas
         return betas is not None and not (len(betas) == 2 and all(0 <= beta < 1 for beta in betas))
@@ -219,14 +223,14 @@ def wrong_adam_betas(o: GivenOptions) -> bool:
 
 
 def wrong_direction(o: GivenOptions) -> str | None:
-    """Return advice if ``--maximize-best-checkpoint-metric`` contradicts the metric."""
+    """Return a fault and its fix if ``--maximize-best-checkpoint-metric`` contradicts the metric, or None."""
     metric = str(o.best_checkpoint_metric)
     kind = metric.rpartition("_")[2]  # nll_loss is a loss
     lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")
     if kind in HIGHER_IS_BETTER and not o.maximize_best_checkpoint_metric:
-        return "is better when it is higher; add"
+        return "higher values are better; add"
     if lower and o.maximize_best_checkpoint_metric:
-        return "is better when it is lower; leave out"
+        return "lower values are better; leave out"
     return None
 
 
@@ -244,7 +248,7 @@ REFUSALS = (
     Refusal(
         TRAIN,
         wrong_direction,
-        "--best-checkpoint-metric {o.best_checkpoint_metric} {found} --maximize-best-checkpoint-metric",
+        "--best-checkpoint-metric {o.best_checkpoint_metric}: {found} --maximize-best-checkpoint-metric",
     ),
     Refusal(
         TRAIN,
@@ -259,7 +263,8 @@ REFUSALS = (
     Refusal(
         TRANSLATE,
         lambda o: None not in (o.replace_unk, o.post_process),
-        "--replace-unk needs a model of words, got --remove-bpe (--post-process) {o.post_process}; leave one out",
+        "--replace-unk needs a model without subwords, got --post-process (--remove-bpe) {o.post_process}; "
+        "leave one out",
     ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),

@@ -1,4 +1,4 @@
-"""Choose the right checkpoint when a training begins, resumes or is fine-tuned, or raise a clear error."""
+"""Choose the right checkpoint for a new, resumed or fine-tuning training, or raise a clear error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ UNKNOWN = "unknown"  # stands for the unknown start of a training that was saved
 
 @wrap(checkpoint_utils, "load_checkpoint")
 def begin_training_right(load: Any, cfg: Any, trainer: Any, **passthrough: Any) -> Any:
-    """Resume from the newest undamaged checkpoint, with its patience, and do not continue a finished training.
+    """Resume from the newest undamaged checkpoint, restore ``--patience``, and do not continue a finished training.
 
     - Forget the best validation result of an earlier training in this process (``fairseq-hydra-train --multirun``).
     - Load the newest undamaged checkpoint if the last one is damaged or missing.
@@ -42,7 +42,7 @@ def begin_training_right(load: Any, cfg: Any, trainer: Any, **passthrough: Any) 
         extra_state, epoch_itr = load(cfg, trainer, **passthrough)
     if extra_state is not None:
         finish_epoch(cfg, trainer, epoch_itr, extra_state)
-    if hasattr(checkpoint_utils.save_checkpoint, "best"):  # false at the start of fine-tuning
+    if hasattr(checkpoint_utils.save_checkpoint, "best"):  # fine-tuning starts without a best result
         patience().update((extra_state or {}).get("patience", {}))
     end_finished_training(trainer)
     return extra_state, epoch_itr
@@ -56,7 +56,7 @@ def patience() -> dict[str, Any]:
 
 @wrap("train", "validate")
 def save_epoch_without_metric(validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
-    """Save a checkpoint of the first epoch before an unknown ``--best-checkpoint-metric`` stops the training."""
+    """If an unknown ``--best-checkpoint-metric`` stops the training, first save a checkpoint of the first epoch."""
     try:
         return validate(cfg, trainer, task, epoch_itr, subsets)
     except KeyError as error:
@@ -96,7 +96,7 @@ def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, 
     """Pass the validation loss of the checkpoint's last epoch to the learning-rate schedule.
 
     fairseq saves a checkpoint before it updates the schedule.  Fine-tuning starts in its first epoch, and does not use
-    the old model's validation.
+    the old model's validation loss.
     """
     resumes = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
     if resumes and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
@@ -115,7 +115,7 @@ def end_finished_training(trainer: Any) -> None:
 
 @wrap(Trainer, "save_checkpoint")
 def record_origin(save: Any, self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-    """Record dictionaries, patience and the start of fine-tuning in checkpoints."""
+    """Record dictionaries, the count of ``--patience`` and the start checkpoint of fine-tuning in each checkpoint."""
     more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
     return save(self, filename, {**extra_state, **more, "words": words(self.task)})
 
@@ -126,8 +126,8 @@ def compare_checkpoints(
 ) -> Any:
     """Refuse a checkpoint that is missing, lacks optimizer state, or belongs to another model, vocabulary or training.
 
-    With a missing ``--restore-file``, fairseq would start with random parameters.  Without optimizer state, it would
-    continue the old epoch with a new optimizer.
+    With a missing ``--restore-file``, fairseq would start with random parameters.  Without optimizer state, fairseq
+    would continue the old epoch with a new optimizer.
     """
     refuse_missing_file(self.cfg.checkpoint, filename)
     try:
@@ -171,8 +171,8 @@ def refuse_lost_optimizer(filename: str, trainer: Any) -> None:
     saved = sum(last.get("num_updates", 0) for last in trainer._optim_history[-1:])
     if saved != trainer.get_num_updates():
         raise ValueError(
-            f"--restore-file {filename} has no optimizer state (--no-save-optimizer-state, or an average), so training "
-            f"cannot resume after its {saved} updates; to begin a training with its parameters, give "
+            f"--restore-file {filename} has no optimizer state (saved with --no-save-optimizer-state, or averaged), so "
+            f"training cannot resume after its {saved} updates; to begin a training with its parameters, give "
             f"--finetune-from-model {filename} and another --save-dir; to continue its epoch with a new optimizer, "
             "give --reset-optimizer"
         )
@@ -187,7 +187,7 @@ def words(task: Any) -> dict[str, str]:
 
 
 def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
-    """Return the sides whose dictionaries differ from the checkpoint's, or nothing if the checkpoint has no digests."""
+    """Return the sides (source, target) whose dictionaries differ from the checkpoint's digests; [] without digests."""
     saved = extra_state.get("words") if isinstance(extra_state, dict) else None
     if not isinstance(saved, dict):
         return []
@@ -195,7 +195,7 @@ def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
 
 
 def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimizer: bool) -> None:
-    """Refuse a dictionary of the same size with other words; warn if the optimizer is reset, as in fine-tuning."""
+    """Refuse dictionaries with words other than the checkpoint's; only warn if the optimizer is reset (fine-tuning)."""
     for side in sides_of_other_words(task, extra_state):
         others = f"{filename}: the {side} words differ from those of this data"
         if not reset_optimizer:
@@ -206,7 +206,7 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
 def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
     """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    If one of the two starts is unknown, for example because the file ``start`` is gone, the training resumes.
+    No error is raised if the recorded start is unknown, or if it is a checkpoint and the file ``start`` is missing.
     """
     if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
         return

@@ -1,6 +1,6 @@
 """No option, file name or archive runs code, reads the environment, or writes outside its folder.
 
-`fairseq_plugins.repairs.checkpoints` does the same for checkpoints.
+`fairseq_plugins.repairs.checkpoints` gives the same protection for checkpoints.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ MOST_MEMBERS = 10_000  # members of an archive; fairseq's archives have about te
 
 
 def refuse_to_run(code: object, *_: object) -> NoReturn:
-    """Raise an error; replaces `exec`."""
+    """Raise an error instead of running code; this function replaces `exec`."""
     raise ValueError(f"code {str(code)[:100]!r} was not run: files and options must not contain code; remove it")
 
 
 def read_literals(module: ModuleType) -> None:
-    """Replace ``eval`` by `literal` and ``exec`` by an error in a module."""
+    """In a module, replace ``eval`` by `literal`, and ``exec`` by a function that raises an error."""
     vars(module).update(eval=literal, exec=refuse_to_run)
 
 
 class FairseqFinder(PathFinder):
-    """Find modules of fairseq that are imported later, and replace their ``eval`` before they run."""
+    """Find modules of fairseq that are imported later, and replace ``eval`` in each module before it runs."""
 
     @classmethod
     def find_spec(
         cls, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None for modules outside fairseq, which Python's other finders then find."""
+        """Return None for modules outside fairseq; Python then asks its other finders for these modules."""
         if fullname.partition(".")[0] not in FAIRSEQ:
             return None
         spec = super().find_spec(fullname, path, target)
@@ -61,12 +61,12 @@ class FairseqFinder(PathFinder):
 
 @repair
 def read_options_without_eval() -> None:
-    """Parse options as literals in all modules of fairseq; fairseq evaluates them as Python code.
+    """Parse options as literals in all modules of fairseq; fairseq evaluates options as Python code.
 
-    Some options come from a checkpoint: ``--encoder-layers`` of its model, ``wer_args`` of its criterion ctc.
+    Some options come from a checkpoint, such as ``--encoder-layers`` of a model and ``wer_args`` of the criterion ctc.
     """
     for module in list(sys.modules.values()):
-        # A command that is started by `python -m` is called __main__, but still has its package's name.
+        # A command that `python -m` starts has the module name __main__, but its __package__ is still fairseq_cli.
         if isinstance(module, ModuleType) and str(vars(module).get("__package__")).partition(".")[0] in FAIRSEQ:
             read_literals(module)
     sys.meta_path.insert(0, FairseqFinder)
@@ -76,7 +76,7 @@ def read_options_without_eval() -> None:
 def refuse_references(read: Any, args: Any) -> Any:
     """Refuse ``${...}`` in options; omegaconf would insert the value of another option or environment variable.
 
-    Some of fairseq's own defaults are references; they are not checked.
+    Some of fairseq's own defaults are references; these defaults are not checked.
     """
     options = {name if name == "data" else flag(name): value for name, value in vars(args).items()}
     if found := reference_in(options):
@@ -92,10 +92,10 @@ def quote_file_names(build: Any, self: Any, path: str) -> Any:
 
 @wrap(file_utils, "load_archive_file")
 def unpack_archives_safely(load: Any, archive_file: str) -> str:
-    """Unpack archives of ``from_pretrained`` safely into a folder beside them, and name a missing file.
+    """Unpack an archive for ``from_pretrained`` safely, into a folder beside the archive; name a missing file.
 
-    With fairseq, an archive can overwrite any file of the user.  fairseq deletes the archive before its folder is
-    complete, and reports a missing file too late.
+    With fairseq, an archive can overwrite any file of the user.  fairseq deletes the archive before all files are
+    unpacked, and reports a missing file too late.
     """
     try:
         path = Path(file_utils.cached_path(archive_file))
@@ -114,10 +114,10 @@ def unpack_archives_safely(load: Any, archive_file: str) -> str:
 
 
 def unpacked(archive: Path) -> Path:
-    """Return the folder beside an archive that contains its files, and unpack them first if necessary.
+    """Return the folder with the unpacked files of an archive; unpack the archive first if necessary.
 
-    The folder gets its name only when it is complete, so that a killed process or a full disk leaves no incomplete
-    folder. Another archive of the same name gets another folder.
+    The folder gets its final name only when all files are unpacked, so that a killed process or a full disk leaves no
+    incomplete folder.  Another archive of the same name gets another folder.
     """
     about = archive.stat()
     folder = archive.with_name(f"{archive.name}.unpacked-{about.st_mtime_ns:x}-{about.st_size:x}")
@@ -127,7 +127,7 @@ def unpacked(archive: Path) -> Path:
         try:
             unpack(archive, Path(workplace, "archive")).rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process has created it
+            if not folder.is_dir():  # otherwise another process has created the folder
                 raise
     return folder
 
@@ -138,7 +138,8 @@ def unpack(archive: Path, folder: Path) -> Path:
     Files have the user's default permissions.
 
     Raises:
-        tarfile.TarError: the archive is empty, or a member is not a file or folder below ``folder``.
+        tarfile.TarError: the archive is empty, has too many members, or has a member that is not a plain file or folder
+            below ``folder``.
     """
     folder.mkdir()
     with tarfile.open(archive) as file:
@@ -155,7 +156,7 @@ def unpack(archive: Path, folder: Path) -> Path:
 
 
 def only_plain_files(member: tarfile.TarInfo, folder: str) -> tarfile.TarInfo:
-    """Refuse a link, device or sparse file, and a path that leads out of the folder; a filter for `tarfile`."""
+    """Filter members for `tarfile`: refuse links, devices, sparse files, and paths that lead out of the folder."""
     if not (member.isdir() or (member.isreg() and not member.issparse() and member.size >= 0)):
         raise tarfile.ReadError(f"{member.name[:100]!r} is a link, a device or another special file")
     return tarfile.data_filter(member, folder).replace(mode=None, deep=False)  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
 PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which have neither checksums nor an end mark
-# These files can resume a training, like checkpoint_last.pt.
+# A training can resume from these files, as from checkpoint_last.pt.
 SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
 
 # The counters of a loss scaler, which fairseq does not save.
@@ -55,7 +55,7 @@ def damage_of(file: IO[bytes]) -> str | None:
 
 
 def is_whole(path: Path) -> bool:
-    """Return whether all records of a checkpoint match their checksums; torch before 1.6 saved none."""
+    """Return whether all records of a checkpoint match their checksums; torch before 1.6 saved no checksums."""
     with path.open("rb") as file:
         start = file.read(len(ARCHIVE))
         return (start == ARCHIVE or start[:1] == PICKLE) and damage_of(file) is None
@@ -81,7 +81,7 @@ def fingerprint(checkpoint: str) -> str | None:
 
 @contextlib.contextmanager
 def replacing_checkpoint(path: str) -> Iterator[str]:
-    """Yield the name of a temporary file; it replaces ``path`` at the end, or is removed after an error.
+    """Yield the name of a temporary file; the file replaces ``path`` at the end, or is removed after an error.
 
     Raises:
         OSError: the file could not be written; ``path`` is unchanged.
@@ -90,13 +90,13 @@ def replacing_checkpoint(path: str) -> Iterator[str]:
         with beside(Path(path)) as unfinished:
             yield str(unfinished)
     except Exception as error:
-        # torch.save hides the system's error behind its own, such as "unexpected pos 1280 vs 1174".
+        # torch.save hides the system's error behind torch's own error, such as "unexpected pos 1280 vs 1174".
         raise OSError(f"{path} cannot be written: {error.__context__ or error}") from error
 
 
 @wrap(checkpoint_utils, "torch_persistent_save")
 def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool = False) -> None:
-    """Write a checkpoint to a temporary file and rename it.
+    """Write a checkpoint to a temporary file, and rename this file when it is complete.
 
     On a full disk, fairseq leaves a partial file, and fairseq's error names neither the file nor the reason.
     """
@@ -109,7 +109,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 
 @wrap(PathManager, "copy")
 def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy checkpoints to a temporary file and rename it; a killed fairseq leaves a partial ``checkpoint_last.pt``."""
+    """Copy a checkpoint to a temporary file, then rename this file; a killed fairseq leaves a partial checkpoint."""
     if not overwrite or not PathManager.supports_rename(dst_path):
         return copy(src_path, dst_path, overwrite)
     with replacing_checkpoint(dst_path) as unfinished:
@@ -132,7 +132,7 @@ def masters(optimizer: Any) -> dict[Tensor, Tensor]:
 
 
 def modules(trainer: Trainer) -> dict[str, nn.Module]:
-    """Return the modules with trained parameters by their names in a checkpoint."""
+    """Map names of parts of a checkpoint (``model``, ``criterion``) to the modules with the trained parameters."""
     return {"model": trainer.get_model(), "criterion": trainer.get_criterion()}
 
 
@@ -156,9 +156,10 @@ def save_masters(get: Any, self: Any) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> Iterator[None]:
-    """Copy the float32 parameters of a checkpoint that is loaded in this context to the optimizer, on each rank.
+    """If a checkpoint is loaded in this context, copy its float32 parameters to the optimizer, on each rank.
 
-    Plain fairseq and older versions of the plugin saved rounded parameters; such a checkpoint causes a warning.
+    Plain fairseq and older versions of the plugin saved rounded parameters; a checkpoint with rounded parameters
+    causes a warning.
     """
     read: dict[Tensor, Tensor] = {}
 
@@ -179,13 +180,13 @@ def loading_masters(trainer: Trainer, filename: str, reset_optimizer: bool) -> I
     are_rounded = [torch.equal(value, value.to(parameter.dtype).to(value.dtype)) for parameter, value in loaded]
     if loaded and not reset_optimizer and all(are_rounded):
         logger.warning(
-            f"{filename} has no float32 parameters: training resumes from rounded ones, and its result differs "
-            "slightly from that of an uninterrupted training"
+            f"{filename} has no float32 parameters: training resumes from rounded parameters, and the result "
+            "differs slightly from that of an uninterrupted training"
         )
 
 
 def scaler_state(optimizer: Any) -> dict[str, Any]:
-    """Return the counters by which ``--fp16`` adapts the loss scale; empty if the loss is not scaled."""
+    """Return the counters by which ``--fp16`` adapts the loss scale; the result is empty if the loss is not scaled."""
     scaler = getattr(optimizer, "scaler", None)
     return {name: vars(scaler)[name] for name in COUNTERS} if isinstance(scaler, DynamicLossScaler) else {}
 
@@ -198,10 +199,10 @@ def restore_loss_scale(optimizer: Any, saved: Any) -> None:
 
 
 def save_every(seconds: float) -> None:
-    """Also write ``checkpoint_last.pt`` within an epoch, if it is older than ``seconds``; used by own-data only.
+    """Within an epoch, write ``checkpoint_last.pt`` if the last save was ``seconds`` ago; only own-data calls this.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
-    Trainings in several processes save as fairseq does, because their processes would have to agree on the time.
+    Trainings in several processes save as fairseq does, because the processes would have to agree on the time.
     """
     saved = time.monotonic()
 

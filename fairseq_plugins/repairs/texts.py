@@ -68,8 +68,8 @@ def check_texts(args: Namespace) -> None:
 
 @wrap(Dictionary, "add_from_file")
 def name_bad_dictionaries(add: Any, self: Any, f: Any) -> None:
-    """Refuse a dictionary that fairseq cannot read, or that has no words, with the name of its file."""
-    if not isinstance(f, str):  # an open file, from fairseq's own method
+    """Name the file in the error if fairseq cannot read a dictionary, or if a dictionary has no words."""
+    if not isinstance(f, str):  # fairseq's own method calls itself with an open file
         add(self, f)
         return
     before = len(self)
@@ -88,7 +88,7 @@ def name_bad_dictionaries(add: Any, self: Any, f: Any) -> None:
 
 @wrap(SentencepieceBPE, "decode")
 def decode_pieces_with_their_model(_: Any, self: Any, x: str) -> str:
-    """Decode ``--bpe sentencepiece`` by the sentencepiece model; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
+    """Decode ``--bpe sentencepiece`` with sentencepiece itself; fairseq prints byte tokens such as ``<0xC3> <0xA4>``.
 
     fairseq also drops spaces at both ends of a line.  Line feeds become spaces, so that each translation is one line.
     """
@@ -97,13 +97,13 @@ def decode_pieces_with_their_model(_: Any, self: Any, x: str) -> str:
 
 @wrap(SubwordNMTBPE, "encode")
 def segment_long_words(_: Any, self: Any, x: str) -> str:
-    """Split long words before ``--bpe subword_nmt``, which needs minutes for a word of 100 000 letters."""
+    """Split long words before subword_nmt segments them (``--bpe``); a word of 100 000 letters would take minutes."""
     return segment(self.bpe, x)
 
 
 @wrap("interactive", "buffered_read")
 def read_every_line(_: Any, path: str, buffer_size: int) -> Iterator[list[str]]:
-    """Accept invalid UTF-8 and carriage returns in ``fairseq-interactive``; fairseq crashes, or splits the line."""
+    """In ``fairseq-interactive``, accept invalid UTF-8, at which fairseq crashes; split lines at line feeds only."""
     with contextlib.nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as lines:
         texts = decode(lines)
         while buffer := list(itertools.islice(texts, buffer_size)):
@@ -111,7 +111,7 @@ def read_every_line(_: Any, path: str, buffer_size: int) -> Iterator[list[str]]:
 
 
 def decode(lines: Iterable[bytes]) -> Iterator[str]:
-    """Decode lines and remove byte order marks; replace invalid UTF-8, with a warning for the first such line."""
+    """Decode lines and remove byte order marks; replace invalid UTF-8, with a warning for the first invalid line."""
     reported = False
     for number, line in enumerate(lines, 1):
         text = line.decode("utf-8", errors="replace")
@@ -124,9 +124,10 @@ def decode(lines: Iterable[bytes]) -> Iterator[str]:
 def cut_long_lines(
     make_batches: Any, lines: list[str], cfg: Any, task: Any, max_positions: Any, encode_fn: Callable[[str], str]
 ) -> Iterator[Any]:
-    """Truncate lines that are too long for ``fairseq-interactive``, with a warning; fairseq crashes.
+    """Truncate lines that are too long in ``fairseq-interactive``, with a warning; fairseq crashes at these lines.
 
-    Empty constraints are removed, because fairseq's search crashes at them.  Lines are freed after their translation.
+    Empty constraints are removed, because fairseq's search crashes at an empty constraint.  Lines are freed
+    after their translation.
     """
     if cfg.generation.constraints:
         parts = (line.split("\t") for line in lines)

@@ -37,7 +37,7 @@ def processes_of_torchrun() -> int:
 
 @wrap(distributed_utils, "infer_init_method")
 def follow_torchrun(infer: Any, cfg: Any, force_distributed: bool = False) -> None:
-    """Read torchrun's environment variables on every machine; fairseq reads them only on a machine with several GPUs.
+    """Read torchrun's environment variables on every machine; fairseq does so only on machines with several GPUs.
 
     With one GPU per machine, each process of fairseq trains alone and overwrites the other processes' checkpoints.
     Users must set ``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`` if they use several machines with ``--rdzv-backend c10d``.
@@ -54,11 +54,11 @@ def follow_torchrun(infer: Any, cfg: Any, force_distributed: bool = False) -> No
 
 
 def meeting_place() -> str:
-    """Return the address where the processes of torchrun meet.
+    """Return the rendezvous address of the processes that torchrun started.
 
-    With ``--standalone``, torchrun keeps its store when it restarts processes (``--max-restarts``), and torch finds the
-    addresses of the ended processes there.  This function therefore gives the store's keys a new prefix at each start.
-    The prefix is used on one machine only, because several machines may count starts differently.
+    With ``--standalone``, torchrun keeps its store when it restarts processes (``--max-restarts``).  In this store,
+    torch would find the addresses of the ended processes.  The store's keys therefore get a new prefix at each start.
+    There is no prefix if several machines train together, because the machines may count starts differently.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -68,16 +68,16 @@ def meeting_place() -> str:
         for store, rank, processes in rendezvous(f"env{url.removeprefix('torchrun')}", **kwargs):
             yield PrefixStore(f"start {os.environ['TORCHELASTIC_RESTART_COUNT']}", store), rank, processes
 
-    with contextlib.suppress(RuntimeError):  # the handler is registered already
+    with contextlib.suppress(RuntimeError):  # an earlier call has registered the handler
         register_rendezvous_handler("torchrun", meet)
     return "torchrun://"
 
 
 @wrap("train", "add_defaults")
 def join_processes_under_hydra(add: Any, cfg: Any) -> None:
-    """Check the options of ``fairseq-hydra-train``, and join the processes of torchrun when training begins.
+    """Check the options of ``fairseq-hydra-train``, and connect torchrun's processes when training begins.
 
-    This command counts processes before it imports the plugin, and has no parser that checks its options.  Without
+    This command counts processes before it imports the plugin, and no parser checks the command's options.  Without
     GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.
     """
     add(cfg)
@@ -88,7 +88,7 @@ def join_processes_under_hydra(add: Any, cfg: Any) -> None:
 
 @wrap(distributed_utils, "call_main")
 def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
-    """Start the processes of ``--distributed-world-size`` also without GPUs, and connect them by gloo.
+    """Without GPUs, too, start the processes of ``--distributed-world-size``, and connect the processes by gloo.
 
     fairseq starts processes only on GPUs.
     """
@@ -116,7 +116,7 @@ def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any)
 
 @wrap(distributed_utils, "all_gather_list")
 def gather_on_cpus(gather: Any, data: Any, group: Any = None, max_size: int = 16384) -> list[Any]:
-    """Without GPUs, gather logs that cannot be summed with gloo; fairseq itself gathers them through GPU memory."""
+    """Without GPUs, use gloo to gather logs that cannot be summed; fairseq gathers these logs through GPU memory."""
     if torch.cuda.is_available():
         return list(gather(data, group, max_size))
     group = distributed_utils.get_global_group() if group is None else group
@@ -127,7 +127,7 @@ def gather_on_cpus(gather: Any, data: Any, group: Any = None, max_size: int = 16
 
 @wrap(distributed_fairseq_model, "DistributedDataParallel")
 def wrap_models_on_cpus(wrapper: Any, module: nn.Module, **options: Any) -> Any:
-    """Pass no GPU to DistributedDataParallel for a model on the CPU; fairseq passes one by default."""
+    """Pass no GPU to DistributedDataParallel if the model is on the CPU; fairseq passes a GPU by default."""
     if next(module.parameters()).device.type == "cpu":
         options |= {"device_ids": None, "output_device": None}
     return wrapper(module, **options)
@@ -135,7 +135,7 @@ def wrap_models_on_cpus(wrapper: Any, module: nn.Module, **options: Any) -> Any:
 
 @wrap(utils, "clip_grad_norm_")
 def clip_gradients_on_their_device(clip: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-    """With ``--cpu``, keep the norm of the gradients on the CPU; fairseq moves it to a GPU, and clipping fails."""
+    """With ``--cpu``, keep the gradients' norm on the CPU; fairseq moves the norm to a GPU, and clipping fails."""
     params = [params] if isinstance(params, Tensor) else list(params)
     is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
     no_gpu = replaced(torch.cuda, "is_available", lambda: False)
@@ -168,7 +168,7 @@ def update_in_one_pass(step: Any, self: Any, closure: Any = None) -> Any:
 
 
 def is_plain(parameter: Tensor) -> bool:
-    """Return whether parameter and gradient are dense float32 tensors on a CPU with the same memory layout."""
+    """Return whether a parameter and its gradient are contiguous float32 tensors on a CPU."""
     pair: Any = (parameter, parameter.grad)
     plain = ("cpu", torch.float32, torch.strided)
     return all((each.device.type, each.dtype, each.layout) == plain and each.is_contiguous() for each in pair)
@@ -176,7 +176,7 @@ def is_plain(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def update(optimizer: Adam, group: dict[str, Any]) -> None:
-    """Make the same step as fairseq's Adam for the parameters of a group that have gradients."""
+    """Update each parameter of a group that has a gradient, with the same step as fairseq's Adam."""
     trained = [each for each in group["params"] if each.grad is not None]
     for parameter in trained:
         state = optimizer.state[parameter]
@@ -187,8 +187,8 @@ def update(optimizer: Adam, group: dict[str, Any]) -> None:
         for name in ("exp_avg", "exp_avg_sq"):
             state[name] = state[name].to(parameter).contiguous()
     beta1, beta2 = group["betas"]
-    # fairseq adds epsilon to the square root of the biased second moment, and torch to the root of the unbiased one.
-    # Dividing epsilon by the root of the bias correction makes torch's step equal to fairseq's.
+    # fairseq adds epsilon to the square root of the biased second moment; torch adds epsilon to the square root of the
+    # unbiased moment.  Dividing epsilon by the root of the bias correction makes torch's step equal to fairseq's.
     ordered = sorted(trained, key=lambda each: optimizer.state[each]["step"])
     for number, same in itertools.groupby(ordered, key=lambda each: optimizer.state[each]["step"]):
         parameters = list(same)
@@ -216,10 +216,10 @@ def smooth_in_one_pass(
 ) -> Any:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
-    The system must provide cleared memory for these copies at each update.  The formula is unchanged, and results
+    For fairseq's copies, the system must clear new memory at each update.  The formula is unchanged, and results
     differ only by rounding.
     """
-    own = getattr(model.get_normalized_probs, "__self__", None)  # the model in a wrapper for several processes
+    own = getattr(model.get_normalized_probs, "__self__", None)  # without a wrapper for several processes
     if (
         reduce
         and not self.ignore_prefix_size

@@ -29,12 +29,12 @@ from fairseq_plugins.repairs.resuming import sides_of_other_words
 from fairseq_plugins.repairs.wrapping import repair, wrap
 from fairseq_plugins.vocabulary.unknown_words import keep_source_words, read_translations, replace_unknown_words
 
-# Initialisers that `Unfilled` skips.  The other functions of torch.nn.init call the two methods of Tensor.
+# Initialisers that `Unfilled` skips.  The other random initialisers call Tensor.normal_ or Tensor.uniform_.
 _FILL = {Tensor.normal_, Tensor.uniform_, nn.init.normal_, nn.init.uniform_, nn.init.kaiming_uniform_}
 
 
 class Unfilled(TorchFunctionMode):
-    """A context that leaves new parameters uninitialised, to be loaded from a checkpoint."""
+    """A context that leaves new parameters uninitialised, because a checkpoint's parameters replace them later."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -49,14 +49,14 @@ class Unfilled(TorchFunctionMode):
 
 @wrap(checkpoint_utils, "load_model_ensemble_and_task")
 def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load models without embedding files or initialisation, name the file in errors, and refuse other dictionaries.
+    """Load models without embedding files and without initialisation; refuse dictionaries with other words.
 
     - Pretrained embedding files are not read, because the checkpoint has the embeddings and the files may be gone.
     - Parameters of this plugin's models are not initialised, because a checkpoint has all of them; this saves 0.7 s for
       137 million parameters.  Random numbers drawn later, for example by ``--sampling``, therefore differ from plain
       fairseq's.
-    - Errors name the file whose sizes differ, or whose architecture is not registered.
-    - A dictionary of the same size with other words is refused; with it, fairseq's translations are nonsense.
+    - Errors name the checkpoint file if sizes differ, or if the architecture is not registered.
+    - A dictionary of the same size with other words is refused; fairseq would produce nonsense with this dictionary.
     """
     bound = inspect.signature(load).bind(*args, **kwargs)
     bound.apply_defaults()
@@ -64,7 +64,7 @@ def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
     no_files = dict.fromkeys(("encoder_embed_path", "decoder_embed_path"))
     given["arg_overrides"] = {**no_files, **(given["arg_overrides"] or {})}
     ensemble, cfg = [], None
-    # Files are loaded one by one, so that each file is read once and errors name it.
+    # Files are loaded one by one, so that each file is read once and errors name the file.
     for filename in given["filenames"]:
         models, cfg, given["task"] = load_one(load, filename, given)
         ensemble += models
@@ -72,7 +72,7 @@ def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def load_one(load: Any, filename: str, given: dict[str, Any]) -> Any:
-    """Return the models of a file, its configuration and its task, with errors that name the file."""
+    """Return the models, the configuration and the task of a file; errors name the file."""
     path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
     state = given["state"]
     if state is None and PathManager.exists(path):  # fairseq itself reports a missing file
@@ -80,7 +80,7 @@ def load_one(load: Any, filename: str, given: dict[str, Any]) -> Any:
     try:
         with Unfilled() if given["strict"] and is_ours(state) else contextlib.nullcontext():
             models, cfg, task = load(**{**given, "filenames": [filename], "state": state})
-    except (KeyError, AssertionError):  # fairseq's error message for such a model itself raises a KeyError
+    except (KeyError, AssertionError):  # fairseq's error message for an unregistered model raises a KeyError
         name = architecture(state["cfg"].model)
         if name in MODEL_DATACLASS_REGISTRY or name in ARCH_MODEL_REGISTRY:
             raise
@@ -149,7 +149,7 @@ def read_dictionary_of_unknown_words(_: Any, replace_unk: str | None) -> dict[st
 def block_repeated_ngrams(
     find: Any, self: Any, tokens: Tensor, lprobs: Tensor, bsz: int, beam_size: int, step: int
 ) -> Any:
-    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after them.
+    """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after the tokens.
 
     Without its CUDA extension, fairseq reads the last words at the end of the generator's buffer, where there is only
     padding.
@@ -159,7 +159,7 @@ def block_repeated_ngrams(
 
 @wrap(FairseqTask, "build_generator")
 def build_generators(build: Any, self: Any, models: Any, args: Any, *more: Any, **others: Any) -> Any:
-    """Check options of a search, and keep source words for ``--replace-unk``."""
+    """Check the options of a search, and keep the source words for ``--replace-unk``."""
     words = self.target_dictionary and {"words": len(self.target_dictionary)}
     cfg = getattr(self, "cfg", None)
     refuse("task.build_generator", cfg, args, words)
@@ -174,16 +174,16 @@ def build_generators(build: Any, self: Any, models: Any, args: Any, *more: Any, 
 def leave_blank_lines_blank(
     step: Any, self: Any, generator: Any, models: Any, sample: Any, prefix_tokens: Any = None, constraints: Any = None
 ) -> Any:
-    """Translate a blank line to a blank line, as exported folders do, unless the caller forces words.
+    """Translate a blank line to a blank line, like an exported model, unless a prefix or constraint forces words.
 
     A model that was trained without blank lines invents a word for a blank line.  Sentencepiece pieces of white space
-    are not words.
+    do not count as words.
     """
     found = step(self, generator, models, sample, prefix_tokens, constraints)
     if prefix_tokens is None and not isinstance(generator, SequenceScorer):
         pad, rows = self.source_dictionary.pad(), sample["net_input"]["src_tokens"].tolist()
         sources = ([self.source_dictionary[token] for token in row if token != pad] for row in rows)
-        blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end of the sentence
+        blank = torch.tensor([is_blank(words[:-1]) for words in sources])  # without the end-of-sentence token
         if constraints is not None:
             blank &= constraints[:, 0].eq(0).cpu()  # the first entry is the number of constraints
         for hypotheses in compress(found, blank.tolist()):
@@ -193,7 +193,7 @@ def leave_blank_lines_blank(
 
 
 def is_blank(words: list[str]) -> bool:
-    """Return whether a source has no words; pieces and bytes of sentencepiece may be white space."""
+    """Return whether a source has no words; sentencepiece's pieces and byte tokens of white space are not words."""
     text = bytearray()
     for word in words:
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):

@@ -1,4 +1,4 @@
-"""How repairs replace functions: register a repair, find the module of a running command."""
+"""How repairs replace functions: functions that register repairs, wrap functions, and find the modules of a command."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ REPAIRS: list[Callable[[], None]] = []
 
 
 def repair(function: Callable[[], None]) -> Callable[[], None]:
-    """Register a function that replaces something; `fairseq_plugins.install` calls it."""
+    """Register a function that applies a repair; `fairseq_plugins.install` calls all registered functions."""
     REPAIRS.append(functools.cache(function))  # a second call does nothing
     return function
 
 
 def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
-    """Register a function that wraps ``owner.name``; its first argument is the original function.
+    """Register a function that wraps ``owner.name``; the first argument of the function is the original function.
 
     Args:
         owner: a module or class, or the name of a command such as ``train``, whose loaded modules are repaired.
-        name: the function's name there.
+        name: the name of the wrapped function in ``owner``.
     """
 
     def register(function: FunctionT) -> FunctionT:
@@ -42,7 +42,7 @@ def wrap(owner: Any, name: str) -> Callable[[FunctionT], FunctionT]:
 
 
 def replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
-    """Replace ``owner.name`` by a function whose first argument is the original."""
+    """Replace ``owner.name`` by a function whose first argument is the original function."""
     found = inspect.getattr_static(owner, name)
     kind = type(found) if isinstance(found, classmethod | staticmethod) else None
     original = found.__func__ if kind else found
@@ -63,7 +63,7 @@ def programs(command: str) -> list[Any]:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace ``owner.name`` within the context, and restore it afterwards."""
+    """Replace ``owner.name`` within the context, and restore the old value afterwards."""
     before = getattr(owner, name)
     setattr(owner, name, value)
     try:

@@ -194,8 +194,8 @@ def endless() -> dict[str, Any]:
         ({"cfg": "common: {seed: '\\x24{oc.env:SECRET}'}"}, "its cfg must be a dict"),
         ({"args": {"arch": "fconv"}}, "its args must be a Namespace"),
         ({"extra_state": ["words"]}, "its extra_state must be a dict"),
-        ({"extra_state": {1: "epoch"}}, "its extra_state must have names for keys"),
-        ({"task_state": {None: "candidates"}}, "its task_state must have names for keys"),
+        ({"extra_state": {1: "epoch"}}, "its extra_state must have only strings as keys"),
+        ({"task_state": {None: "candidates"}}, "its task_state must have only strings as keys"),
         ({"extra_state": {"list": [[]] * 400_000}}, "more than 300000 values"),
         ({"extra_state": endless()}, "recursion"),
     ],
@@ -239,7 +239,7 @@ def test_states_of_other_sizes_are_refused(name: str) -> None:
         moments = {
             key: torch.ones(size) if torch.is_tensor(value) else value for key, value in saved["state"][0].items()
         }
-        with pytest.raises(ValueError, match=r"has \w+ of \[\d?\] for a parameter of \[4, 6\]"):
+        with pytest.raises(ValueError, match=r"has \w+ of size \[\d?\] for a parameter of size \[4, 6\]"):
             resumed.load_state_dict({**saved, "state": {0: moments}})
 
 

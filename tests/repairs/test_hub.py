@@ -147,7 +147,7 @@ def test_arguments_of_one_sentence(load) -> None:
     both, others = [sentence, sentence[1:]], torch.tensor([[7, 8], [9, 9]])
     for found in model.generate(both, max_len_b=8, inference_step_args={"prefix_tokens": prefix.expand(2, -1)}):
         assert found[0]["tokens"][:2].tolist() == [7, 8]
-    with pytest.raises(ValueError, match="inference_step_args of single sentences"):
+    with pytest.raises(ValueError, match="inference_step_args must be equal"):
         model.generate(both, 5, False, False, {"prefix_tokens": others})
 
 
