@@ -94,6 +94,7 @@ def write(args: Namespace) -> None:
     from fairseq_plugins.search.task import TranslationFastConfig as Defaults
     from fairseq_plugins.vocabulary.candidates import Candidates
 
+    refuse_other_direction(args)
     overrides = {"data": args.data, "source_lang": args.source_lang, "target_lang": args.target_lang}
     model, task = load(args.checkpoint, {name: str(value) for name, value in overrides.items() if value is not None})
     source, target = task.source_dictionary, task.target_dictionary
@@ -123,6 +124,23 @@ def write(args: Namespace) -> None:
             candidates=candidates,
             card=card_of(args.checkpoint),
         )
+
+
+def refuse_other_direction(args: Namespace) -> None:
+    """Refuse languages that reverse the direction of the training; with a shared dictionary, nothing else would."""
+    from fairseq.checkpoint_utils import load_checkpoint_to_cpu
+
+    if args.source_lang is None and args.target_lang is None:
+        return
+    with naming_file_in_errors(args.checkpoint, "cannot be exported"):
+        task = load_checkpoint_to_cpu(str(args.checkpoint))["cfg"]["task"]
+    source, target = (getattr(task, name, None) for name in ("source_lang", "target_lang"))
+    for option, given, other in (
+        ("--source-lang", args.source_lang, target),
+        ("--target-lang", args.target_lang, source),
+    ):
+        if given is not None and given == other:
+            raise ValueError(f"{option} {given}: the model translates {source} to {target}; leave out the option")
 
 
 def about_subwords(words: Sequence[str], has_codes: bool, has_pieces: bool) -> str | None:

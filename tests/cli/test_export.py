@@ -136,6 +136,15 @@ def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path)
     assert len(translate(tmp_path / "out")) == 4
 
 
+@pytest.mark.parametrize(("words", "option"), [("-s tgt -t src", "source"), ("-s tgt", "source"), ("-t src", "target")])
+def test_the_reversed_direction_is_refused(words: str, option: str, data: Path, tmp_path: Path) -> None:
+    """With a shared dictionary, the model would be served for a direction that it was not trained for."""
+    path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")
+    with pytest.raises(SystemExit, match=f"--{option}-lang"):
+        export(path, tmp_path / "out", "--data", data, *words.split())
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_task_that_puts_languages_into_text_is_refused(data: Path, tmp_path: Path) -> None:
     """The exported folder would omit the language tokens and translate differently."""
     path = checkpoint(data, tmp_path / "model.pt", "convs2s_tiny")

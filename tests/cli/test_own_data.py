@@ -211,6 +211,12 @@ def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
         assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
 
 
+def test_a_training_that_is_not_finished_does_not_translate(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint_best.pt").touch()
+    with pytest.raises(ValueError, match=r"^--translate: .* not finished"):
+        own_data.refuse_untrained(tmp_path)
+
+
 def test_options_of_an_earlier_training(tmp_path: Path) -> None:
     """A finished model stays without --train or with its options; a stopped training resumes with its own options."""
     args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr '1'")

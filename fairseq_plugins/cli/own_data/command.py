@@ -212,6 +212,11 @@ def refuse_untrained(model: Path) -> None:
     """
     if not is_trained(model):
         archs = trained_archs(model.parent)
+        if (model / BEST).exists():
+            raise ValueError(
+                f"--translate: the training in {model} is not finished; resume it without --translate, or export "
+                f"{model / BEST}"
+            )
         instead = f"give --arch {' or '.join(archs)}" if archs else "train it first, without --translate"
         raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
 

@@ -90,7 +90,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         if not re.fullmatch(r"\w[\w-]*", language):
             raise ValueError(f"{option} {language}: not the name of a language; give a name such as en or pt-BR")
     if languages[0] == languages[1]:
-        fix = "give TARGET too" if source == target and not of_both else "give two languages"
+        fix = "give two files" if source == target and not of_both else "give two languages"
         raise ValueError(f"--source-lang and --target-lang are both {languages[0]}: {fix}")
     return languages
 

@@ -159,8 +159,13 @@ class Training:
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
         progress = Progress(self.model.usual_epochs(len(lengths)), chosen)
-        ends = {"patience": "validations in a row without improvement", "max_epoch": "epochs", "max_update": "updates"}
-        when = " or ".join(f"{chosen[name]} {what}" for name, what in ends.items() if chosen[name] > 0)
+        ends = {
+            "patience": "validation{} in a row without improvement",
+            "max_epoch": "epoch{}",
+            "max_update": "update{}",
+        }
+        numbers = {what: chosen[name] for name, what in ends.items() if chosen[name] > 0}
+        when = " or ".join(f"{number} {what.format('s' * (number != 1))}" for what, number in numbers.items())
         precision = "bfloat16" if chosen["bf16"] else "half precision" if chosen["fp16"] or chosen["amp"] else "float32"
         stops = f"; it stops after {when}" if when else ""
         print(f"\nTraining on {len(lengths)} sentence pairs in {precision}{stops}.", file=sys.stderr)
@@ -169,7 +174,8 @@ class Training:
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             epoch, validation = seconds_of_epoch(words)
             epochs = min(progress.usual, progress.epochs)
-            total = f", about {span(epochs * epoch)} for the usual {epochs:.0f} epochs" if epochs < math.inf else ""
+            which = f"{'the usual ' * (epochs == progress.usual)}{epochs:.0f} epoch{'s' * (epochs != 1)}"
+            total = f", about {span(epochs * epoch)} for {which}" if epochs < math.inf else ""
             # An untrained model needs more time to translate than a trained model.
             part = f" (validation: at most {span(validation)})" if chosen.get("eval_bleu") else ""
             print(f"Estimate for this CPU: about {span(epoch)} per epoch{part}{total}.", file=sys.stderr)
