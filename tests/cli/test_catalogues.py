@@ -92,6 +92,8 @@ def test_languages_are_those_of_the_header(header: str, language: str, tmp_path:
     assert languages_of(path, path, None, None) == ("en", language)
     assert languages_of(tmp_path, tmp_path, "fr", None) == ("fr", language)
     assert languages_of(path, path, None, "eo") == ("en", "eo")
+    with pytest.raises(ValueError, match=f"^--source-lang {language}: .* to {language}"):
+        languages_of(path, path, language, "en")
     path.write_text(CATALOGUE.replace("Language: es", "Language: "), encoding="utf-8")
     with pytest.raises(ValueError, match=r"--target-lang: .*a\.po"):
         languages_of(path, path, None, None)
@@ -113,6 +115,16 @@ def test_blank_entries_stay_empty(tmp_path: Path) -> None:
     path.write_text(HEADER.format("es", "UTF-8") + 'msgctxt "c"\nmsgid ""\nmsgstr ""\n\nmsgid " "\nmsgstr ""\n')
     text, gaps = filled(path)
     assert (text, gaps) == (path.read_text(), [])
+
+
+def test_an_entry_without_a_translation_stays_empty(tmp_path: Path) -> None:
+    path = tmp_path / "a.po"
+    path.write_text(HEADER.format("es", "UTF-8") + 'msgid "None"\nmsgstr ""\n')
+    catalogue = catalogues.load(path)
+    (gap,) = catalogues.gaps(catalogue)
+    gap.fill({"None": ""})
+    assert catalogues.in_utf8(catalogue).decode() == path.read_text()
+    assert "fuzzy: 0;" in catalogues.report(path, [gap])
 
 
 def test_empty_entries_are_filled(tmp_path: Path) -> None:

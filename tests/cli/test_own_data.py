@@ -217,6 +217,14 @@ def test_a_training_that_is_not_finished_does_not_translate(tmp_path: Path) -> N
         own_data.refuse_untrained(tmp_path)
 
 
+def test_translation_without_target_has_the_languages_of_the_folder(tmp_path: Path) -> None:
+    args, before = parse("folder", str(tmp_path), "--translate", "-"), Folder(tmp_path, ("en", "de"), "moses")
+    assert own_data.languages_for(args, before, {}) == ("en", "de")
+    args.source_lang = "de"
+    with pytest.raises(ValueError, match=r"^--source-lang de: "):
+        own_data.languages_for(args, before, {})
+
+
 def test_options_of_an_earlier_training(tmp_path: Path) -> None:
     """A finished model stays without --train or with its options; a stopped training resumes with its own options."""
     args = parse("a.en", "a.de", "out", "--arch", "convs2s_tiny", "--train", "--lr '1'")
@@ -275,6 +283,7 @@ WRONG = [
     ("few.en few.de OUT", "after cleaning"),
     ("blank.en blank.de OUT", "after cleaning"),
     ("no.en T.de OUT", "no.en"),
+    ("nothing OUT", "nothing does not exist"),
     ("short.en T.de OUT", "short.en has 299 lines"),
     ("T.en T.de OUT --test T.en few.de", "train.en has 300 lines"),
     ("latin1.en T.de OUT", "UTF-8"),

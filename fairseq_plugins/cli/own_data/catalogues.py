@@ -70,6 +70,7 @@ class Gap:
     source: str  # the text to translate
     form: int | None = None  # number of the plural form, if the entry has plural forms
     lost: list[str] = field(default_factory=list)  # placeholders of the source that are missing in its translation
+    is_filled: bool = False
 
     @property
     def line(self) -> int:
@@ -81,8 +82,14 @@ class Gap:
         return LINE.findall(self.source)
 
     def fill(self, translations: Mapping[str, str]) -> None:
-        """Insert translations of the source's lines, and mark the entry fuzzy.  White space around lines is kept."""
+        """Insert translations of the source's lines, and mark the entry fuzzy.  White space around lines is kept.
+
+        If the model returns no text, the entry stays empty.
+        """
         translation = LINE.sub(lambda line: translations[line[0]].strip(), self.source)
+        if not translation.strip():
+            return
+        self.is_filled = True
         self.lost = list((placeholders(self.source) - placeholders(translation)).elements())
         self.entry.fuzzy = True
         if self.form is None:
@@ -120,10 +127,10 @@ def in_utf8(catalogue: polib.POFile) -> bytes:
     return str(catalogue).encode()
 
 
-def report(path: Path, filled: Sequence[Gap]) -> str:
+def report(path: Path, found: Sequence[Gap]) -> str:
     """Return a report: the number of filled entries, and the first `SHOWN` entries with lost placeholders."""
     entries: dict[int, list[str]] = {}
-    for gap in filled:
+    for gap in (gap for gap in found if gap.is_filled):
         entries.setdefault(gap.line, []).extend(gap.lost)
     losses = [f"  line {line}: {', '.join(dict.fromkeys(lost))}" for line, lost in entries.items() if lost]
     lines = [f"{path}: entries filled and marked as fuzzy: {len(entries)}; with lost placeholders: {len(losses)}."]

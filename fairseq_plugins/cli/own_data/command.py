@@ -144,10 +144,7 @@ def run(args: Namespace) -> None:
         refuse_no_text(args.translate)
         refuse_untrained(model)
     before, texts = existing(args.output), texts_of(args)
-    if args.translate is not None and before is not None and args.target is None:
-        languages = before.languages
-    else:
-        languages = languages_of(*texts["train"], args.source_lang, args.target_lang)
+    languages = languages_for(args, before, texts)
     folder = Folder(args.output, languages, choose_tokenizer(args.tokenizer, before, base))
     decoding = folder.decoding_options(model / BEST, args.user_dir)
     if args.translate is not None:  # Translation needs no lock: several processes may translate.
@@ -219,6 +216,20 @@ def refuse_untrained(model: Path) -> None:
             )
         instead = f"give --arch {' or '.join(archs)}" if archs else "train it first, without --translate"
         raise ValueError(f"--translate: there is no trained model in {model}; {instead}")
+
+
+def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FilePair]) -> tuple[str, str]:
+    """Return the source and target language; translation without TARGET has those of the folder.
+
+    Raises:
+        ValueError: a language is missing, invalid, or different from the folder's.
+    """
+    if args.translate is None or before is None or args.target is not None:
+        return languages_of(*texts["train"], args.source_lang, args.target_lang)
+    for option, own in zip(("source", "target"), before.languages, strict=True):
+        if (given := getattr(args, f"{option}_lang")) not in (None, own):
+            raise ValueError(f"--{option}-lang {given}: {args.output} has {own}; leave out the option")
+    return before.languages
 
 
 def texts_of(args: Namespace) -> dict[str, FilePair]:

@@ -81,7 +81,13 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
     of_both = _of_both_languages(source) if source == target else []
     if catalogues := [path for path in of_both if path.name.lower().endswith(SUFFIX)]:
         source_lang = source_lang or "en"  # gettext's convention
-        target_lang = target_lang or language_of_catalogue(catalogues[0])
+        header = language_of_catalogue(catalogues[0])
+        target_lang = target_lang or header
+        bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
+        if bases[0] == bases[1] != bases[2]:
+            raise ValueError(
+                f"--source-lang {source_lang}: {catalogues[0]} translates to {header}; leave out the option"
+            )
     languages = (
         source_lang or _language_of(source, "--source-lang"),
         target_lang or _language_of(target, "--target-lang"),
@@ -105,6 +111,8 @@ def _language_of(path: Path, option: str) -> str:
     if len(words) > 2 and words[-1] in FORMATS:
         words.pop()
     if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", words[-1]) or words[-1] in FORMATS:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: give an existing file or folder")
         raise ValueError(f"{option}: the name {path.name} does not end in a language such as .de; give {option}")
     return words[-1]
 
