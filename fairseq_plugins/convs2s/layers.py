@@ -75,7 +75,7 @@ class GatedConvolution(WeightNormalisable):
         return as_matrix(self.weight)
 
     def remove_weight_norm_(self) -> None:
-        """Replace the normalised weight by its value, in the memory layout for which `matrix` is contiguous."""
+        """Remove weight normalisation: store the weight itself, laid out in memory so that `matrix` is contiguous."""
         super().remove_weight_norm_()
         self.weight.data = with_window_layout(self.weight.data)
 

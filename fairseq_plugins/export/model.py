@@ -195,7 +195,7 @@ def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> N
 
 
 def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
-    """Add outputs for each row's best words and their scores; the last two words are the unknown word and the end.
+    """Add outputs for each row's best words and their scores, followed by the unknown word and the end symbol.
 
     The input ``rules`` has three numbers: the first is added to the scores of known words, the second to the score of
     the unknown word, and the third to the score of the end.

@@ -259,7 +259,7 @@ class _Layer:
 
 
 class Ancestry:
-    """A table with the number, 0 to k - 1, of the hypothesis that each row continues from each earlier step.
+    """A table that names, for each row and each earlier step, the hypothesis (0 to k - 1) that the row continues.
 
     Keys and values of earlier steps are never moved.  Each step stores k keys and values per sentence, and a row
     attends only to the keys of its ancestors.  If ``fixed``, steps update the table, (B, k, capacity), in place.

@@ -135,7 +135,7 @@ class Batches:
 
     async def _settle(self) -> None:
         """Wait briefly for new sentences of callers that have just received answers."""
-        await asyncio.sleep(0)  # The answers of the last batch reach their calls first.
+        await asyncio.sleep(0)  # Let the calls of the last batch receive their answers.
         end = perf_counter() + PATIENCE
         while self._returning and len(self._waiting) < self._share():
             if perf_counter() > end:
