@@ -67,6 +67,7 @@ def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
     assert len(described(tmp_path / "en", tmp_path / "de")[1]) == 1
     assert len(described(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR")[1]) == 1
     for name in ("src_text", "train.de-en", "my_data", "tok_en", "my.txt", "test.sgm", "a.tmx", "po.po"):
+        (tmp_path / name).touch()
         with pytest.raises(ValueError, match="does not end in a language"):
             described(tmp_path / name, tmp_path / "de")
     file = tmp_path / "pt" / "news.2013.pt-BR"
