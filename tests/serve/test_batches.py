@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from argparse import Namespace
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +24,7 @@ class Recorder:
         self.config, self.batches, self.seconds = {"source_positions": 100}, list[list[list[str]]](), seconds
 
     def options(self, replace_unk: None, attention: bool, beam: int, nbest: int = 1) -> Namespace:
-        return Namespace(max_tokens=MAX_TOKENS, nbest=nbest)
+        return Namespace(max_tokens=MAX_TOKENS, nbest=nbest, attention=attention)
 
     def segment(self, sentence: str) -> list[str]:
         return sentence.split()
@@ -34,12 +32,13 @@ class Recorder:
     def batch(self, sources: list[list[str]], options: Namespace) -> list[dict[str, Any]]:
         self.batches.append(sources)
         time.sleep(self.seconds)
-        return [{"words": words, "translations": [*range(options.nbest)]} for words in sources]
+        translation = {"text": "", **({"attention": []} if options.attention else {})}
+        return [{"words": words, "translations": [translation] * options.nbest} for words in sources]
 
 
 @asynccontextmanager
-async def running(recorder: Any) -> AsyncIterator[Batches]:
-    queue = Batches(recorder, Threads(1), beam=5, most=1000)
+async def running(recorder: Any, threads: Threads | None = None) -> AsyncIterator[Batches]:
+    queue = Batches(recorder, threads or Threads(1), beam=5, most=1000)
     task = asyncio.ensure_future(queue.run())
     yield queue
     task.cancel()
@@ -74,23 +73,75 @@ def test_the_padded_size_of_batches_is_limited() -> None:
     assert max(map(len, sizes)) > 1
 
 
+async def seconds(*calls: Coroutine[Any, Any, Any]) -> float:
+    began = time.perf_counter()
+    await asyncio.gather(*calls)
+    return time.perf_counter() - began
+
+
 def test_a_lone_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its text is one batch; after many callers have left, only its first requests wait for them."""
+    """Its text is one batch; after many callers have left, only its first request waits for them."""
     monkeypatch.setattr(batches, "PATIENCE", 0.2)
 
-    async def ask(recorder: Any) -> list[float]:
-        times = []
+    async def ask(recorder: Any) -> tuple[list[float], list[float]]:
         async with running(recorder) as queue:
-            await queue.translate(["w"] * 9, 1, False)
-            assert [len(batch) for batch in recorder.batches] == [9]
-            await asyncio.gather(*(queue.translate(["w"], 1, False) for _ in range(50)))
-            for _ in range(20):
-                times.append(time.perf_counter())
-                await queue.translate(["w"], 1, False)
-        return times
 
-    times = asyncio.run(ask(Recorder()))
-    assert sum(later - earlier > 0.1 for earlier, later in pairwise(times)) <= math.log2(50 + 9) + 1
+            async def call(size: int = 1) -> float:
+                return await seconds(queue.translate(["w"] * size, 1, False))
+
+            alone = [await call(size) for size in (9, 1, 9, 2, 1)]
+            assert [len(batch) for batch in recorder.batches] == [9, 1, 9, 2, 1]
+            await asyncio.gather(*(call() for _ in range(50)))
+            return alone, [await call() for _ in range(20)]
+
+    alone, after = asyncio.run(ask(Recorder()))
+    assert max(alone) < 0.1
+    assert max(after[1:]) < 0.1
+
+
+def test_waits_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Idle threads wait together, and a model without a sentence to translate holds no thread."""
+    monkeypatch.setattr(batches, "PATIENCE", 0.2)
+
+    async def ask() -> tuple[float, float]:
+        long, threads = "w " * 30, Threads(4)
+        async with running(Recorder(), threads) as queue:
+            await queue.translate(["w"] * 200, 1, False)
+            together = await seconds(*(queue.translate([long], 1, False) for _ in range(4)))
+        threads = Threads(1)
+        async with running(Recorder(), threads) as first, running(Recorder(), threads) as second:
+            await first.translate(["w"], 1, False)
+            return together, await seconds(second.translate(["w"], 1, False))
+
+    together, other = asyncio.run(ask())
+    assert together < 0.3
+    assert other < 0.1
+
+
+def test_only_callers_that_ask_get_attention() -> None:
+    async def ask(recorder: Any) -> list[bool]:
+        async with running(recorder) as queue:
+            found = await asyncio.gather(*(queue.translate(["w"], 1, attention) for attention in (True, False)))
+        assert len(recorder.batches) == 1
+        return ["attention" in each["translations"][0] for (each,) in found]
+
+    assert asyncio.run(ask(Recorder())) == [True, False]
+
+
+def test_withdrawn_sentences_leave_the_queue() -> None:
+    """Even while a long batch is translated; otherwise callers could exceed the queue's limit."""
+
+    async def ask() -> int:
+        async with running(Recorder(seconds=0.3)) as queue:
+            first = asyncio.ensure_future(queue.translate(["w"], 1, False))
+            await asyncio.sleep(0.1)
+            with pytest.raises(asyncio.TimeoutError):
+                await asyncio.wait_for(queue.translate(["w"] * 900, 1, False), 0.05)
+            left = len(queue._waiting)
+            await first
+        return left
+
+    assert asyncio.run(ask()) == 0
 
 
 @pytest.mark.parametrize("callers", [12, 24])

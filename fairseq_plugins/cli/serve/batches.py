@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-PATIENCE = 0.005  # seconds that a batch waits at most for new sentences of callers that have just received answers
+PATIENCE = 0.005  # seconds after an answer in which batches wait for a new call of the same caller
 # A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
 # sorted text.
 WIDER = 2
@@ -72,7 +72,7 @@ class Batches:
         self._waiting: list[Waiting] = []
         self._arrived = asyncio.Event()
         self._unanswered = 0  # number of sentences without an answer
-        self._returning = 0  # number of sentences of recently answered calls, whose callers may send new ones
+        self._answered: list[tuple[float, int]] = []  # time and number of sentences of recently answered calls
         self._taken = 0  # number of batches so far
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ class Batches:
         for each in answers:
             each.add_done_callback(self._count)
         self._unanswered += len(sentences)
-        self._returning = max(0, self._returning - len(sentences))
+        del self._answered[:1]  # This call may come from the caller of the oldest answered call.
         try:
             if sum(map(len, sentences)) < SHORT:
                 segmented = self._segment(sentences)
@@ -104,10 +104,12 @@ class Batches:
                     answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._arrived.set()
             found = await asyncio.gather(*answers)
-            self._returning += len(sentences)
-        finally:
-            for each in answers:
-                each.cancel()  # If the call fails, its unanswered sentences are withdrawn.
+        except BaseException:
+            for answer in answers:
+                answer.cancel()
+            self._waiting = [each for each in self._waiting if not each.answer.done()]
+            raise
+        self._answered.append((perf_counter(), len(sentences)))
         cut = (max(0, len(words) - longest) for words in segmented)
         return [{**answer, "cut": number} for answer, number in zip(found, cut, strict=True)]
 
@@ -129,6 +131,7 @@ class Batches:
                 self._arrived.clear()
                 self._threads.free.release()
                 continue
+            self._taken += 1
             translated = loop.run_in_executor(self._threads.pool, self._translate, batch)
             translated.add_done_callback(partial(self._answer, batch))
             translated.add_done_callback(lambda _: self._threads.free.release())
@@ -137,15 +140,18 @@ class Batches:
         """Wait briefly for new sentences of callers that have just received answers."""
         await asyncio.sleep(0)  # Let the calls of the last batch receive their answers.
         end = perf_counter() + PATIENCE
-        while self._returning and len(self._waiting) < self._share():
-            if perf_counter() > end:
-                self._returning //= 2  # some callers do not return
-                break
+        while perf_counter() < end and 0 < len(self._waiting) < self._share() and self._returning():
             await asyncio.sleep(0.001)
+
+    def _returning(self) -> int:
+        """Return the number of sentences of answered calls whose callers may soon send new sentences."""
+        oldest = perf_counter() - PATIENCE
+        self._answered = [(time, sentences) for time, sentences in self._answered if time > oldest]
+        return sum(sentences for _, sentences in self._answered)
 
     def _share(self) -> int:
         """Return the size of a batch: a thread's share of all sentences."""
-        return math.ceil((self._unanswered + self._returning) / self._threads.number)
+        return math.ceil((self._unanswered + self._returning()) / self._threads.number)
 
     def _take(self) -> list[Waiting]:
         """Take a batch from the queue: the next sentence in order, and sentences of similar length."""
@@ -162,7 +168,6 @@ class Batches:
                 break
             low, high = a, b
         self._waiting = queue[:low] + queue[high:]
-        self._taken += 1
         return queue[low:high]
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
@@ -177,7 +182,10 @@ class Batches:
                 each.answer.set_exception(error)
             else:
                 told = translated.result()[place]
-                each.answer.set_result({**told, "translations": told["translations"][: each.nbest]})
+                kept = told["translations"][: each.nbest]
+                if not each.attention:  # another caller of the batch may have requested it
+                    kept = [{name: value for name, value in found.items() if name != "attention"} for found in kept]
+                each.answer.set_result({**told, "translations": kept})
 
 
 _BLANK = {"text": "", "score": 0.0, "words": [], "unknown": []}
