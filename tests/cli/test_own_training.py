@@ -57,6 +57,10 @@ def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
         assert model.usual_epochs(pairs) == float("inf")
 
 
+def test_one_epoch_is_singular() -> None:
+    assert [own_training.counted(number, "epoch") for number in (1, 2)] == ["1 epoch", "2 epochs"]
+
+
 def test_a_missing_user_directory_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^--train: --user-dir .*missing "):
         own_training.Training("convs2s_tiny", tmp_path, ["--user-dir", str(tmp_path / "missing")])

@@ -25,8 +25,7 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
             name without the language.
     """
     for path in (source, target):
-        if not path.exists():
-            raise ValueError(f"{path} does not exist: give an existing file or folder")
+        refuse_missing(path)
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
     if not source.is_dir():
@@ -72,6 +71,11 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
     return found
 
 
+def refuse_missing(path: Path) -> None:
+    if not path.exists():
+        raise ValueError(f"{path} does not exist: give an existing file or folder")
+
+
 def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
     """Return the source and target language, from the options or from the names of the files.
 
@@ -83,6 +87,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         source_lang = source_lang or "en"  # gettext's convention
         header = language_of_catalogue(catalogues[0])
         target_lang = target_lang or header
+        # The text's direction is that of the catalogue, from msgid to msgstr, and cannot be reversed.
         bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
         if bases[0] == bases[1] != bases[2]:
             raise ValueError(
@@ -111,8 +116,7 @@ def _language_of(path: Path, option: str) -> str:
     if len(words) > 2 and words[-1] in FORMATS:
         words.pop()
     if not re.fullmatch("[a-z]{2,3}([-_]([A-Z]{2}|[A-Z][a-z]{3}))?", words[-1]) or words[-1] in FORMATS:
-        if not path.exists():
-            raise ValueError(f"{path} does not exist: give an existing file or folder")
+        refuse_missing(path)
         raise ValueError(f"{option}: the name {path.name} does not end in a language such as .de; give {option}")
     return words[-1]
 

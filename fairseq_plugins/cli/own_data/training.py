@@ -159,13 +159,11 @@ class Training:
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
         progress = Progress(self.model.usual_epochs(len(lengths)), chosen)
-        ends = {
-            "patience": "validation{} in a row without improvement",
-            "max_epoch": "epoch{}",
-            "max_update": "update{}",
-        }
-        numbers = {what: chosen[name] for name, what in ends.items() if chosen[name] > 0}
-        when = " or ".join(f"{number} {what.format('s' * (number != 1))}" for what, number in numbers.items())
+        ends = {"patience": "validation", "max_epoch": "epoch", "max_update": "update"}
+        limits = {name: counted(chosen[name], noun) for name, noun in ends.items() if chosen[name] > 0}
+        if "patience" in limits:
+            limits["patience"] += " in a row without improvement"
+        when = " or ".join(limits.values())
         precision = "bfloat16" if chosen["bf16"] else "half precision" if chosen["fp16"] or chosen["amp"] else "float32"
         stops = f"; it stops after {when}" if when else ""
         print(f"\nTraining on {len(lengths)} sentence pairs in {precision}{stops}.", file=sys.stderr)
@@ -174,8 +172,10 @@ class Training:
         if is_one_process and not self.log.exists() and not torch.cuda.is_available():
             epoch, validation = seconds_of_epoch(words)
             epochs = min(progress.usual, progress.epochs)
-            which = f"{'the usual ' * (epochs == progress.usual)}{epochs:.0f} epoch{'s' * (epochs != 1)}"
-            total = f", about {span(epochs * epoch)} for {which}" if epochs < math.inf else ""
+            total = ""
+            if epochs < math.inf:
+                usual = "the usual " if epochs == progress.usual else ""
+                total = f", about {span(epochs * epoch)} for {usual}{counted(round(epochs), 'epoch')}"
             # An untrained model needs more time to translate than a trained model.
             part = f" (validation: at most {span(validation)})" if chosen.get("eval_bleu") else ""
             print(f"Estimate for this CPU: about {span(epoch)} per epoch{part}{total}.", file=sys.stderr)
@@ -219,6 +219,11 @@ def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
     return model if issubclass(model, TranslationModel) else TranslationModel
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun, which gets a plural ``s`` if needed."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def parse(words: Sequence[str], **more: Any) -> Any:
     """Parse options of fairseq-train.
 
@@ -230,6 +235,8 @@ def parse(words: Sequence[str], **more: Any) -> Any:
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
     except FileNotFoundError as error:
+        if error.errno is not None:  # not fairseq's own error
+            raise
         raise ValueError(f"--train: --user-dir {error} is not a folder; give --user-dir to own-data itself") from error
     except SyntaxError as error:  # a malformed Python list
         raise ValueError(f"--train: {error.msg}: {error.text}; write a Python list, such as '[1, 2]'") from error
