@@ -64,7 +64,7 @@ class Decoding(Protocol):
         """Return the logits of features: (..., width) -> (..., V)."""
 
     def keep(self, kept: KeptSentences) -> None:
-        """Drop all sentences except ``kept``.  The order of the next step must contain only rows of kept sentences."""
+        """Drop all sentences except ``kept``.  The next step's ``order`` must contain only rows of kept sentences."""
 
 
 class StepwiseDecoding:

@@ -40,7 +40,7 @@ def has_plain_softmax(model: BaseFairseqModel) -> bool:
 
 @contextmanager
 def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
-    """Make the model's decoder predict only candidates in this context; output i is the i-th candidate.
+    """Within the ``with`` block, make the model's decoder predict only candidate words: output i is candidate i.
 
     Use this function in training.  Other threads must not use the model at the same time, because this function
     modifies it.  The rows of the output layer are selected when the context is entered, and gradients reach the model's

@@ -26,7 +26,7 @@ class Source:
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def __getitem__(self, part: int) -> Tensor:
-        """Return keys, values or padding mask; the backward hooks of fairseq's NaN detector index the output."""
+        """Return keys, values or padding mask by number; fairseq's NaN detector indexes the outputs of modules."""
         return (self.keys, self.values, self.padding_mask)[part]
 
     def reorder(self, new_order: Tensor) -> Source:

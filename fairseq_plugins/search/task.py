@@ -124,7 +124,7 @@ class TranslationFastTask(TranslationTask):
         return loss, sample_size, log
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the averages of the criterion, and the scores of translations."""
+        """Log the averages of the criterion, and the scores of translations; fairseq logs no score for blank ones."""
         super(TranslationTask, self).reduce_metrics(logging_outputs, criterion)
         log_scores(logging_outputs)
 
