@@ -88,12 +88,17 @@ def sums_overflow() -> bool:
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
-def run(program: ort.InferenceSession, given: dict[str, Array], without: str = "") -> dict[str, Array]:
-    """Run a program, and return its outputs by name, but not the output named ``without``; ignore extra inputs."""
-    inputs, names = ([each.name for each in some] for some in (program.get_inputs(), program.get_outputs()))
-    names = [name for name in names if name != without]
-    values = {name: ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(given[name])) for name in inputs}
-    return {name: value.numpy() for name, value in zip(names, program.run_with_ort_values(names, values), strict=True)}
+class Program:
+    """An ONNX program, called with arrays by name; extra arrays are ignored.  Its outputs are returned by name."""
+
+    def __init__(self, path: Path, options: ort.SessionOptions) -> None:
+        self.session = ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+        self.inputs = {each.name: each.shape for each in self.session.get_inputs()}
+        self.outputs = [each.name for each in self.session.get_outputs()]
+
+    def __call__(self, given: dict[str, Array], without: str = "") -> dict[str, Array]:
+        names = [name for name in self.outputs if name != without]
+        return dict(zip(names, self.session.run(names, {name: given[name] for name in self.inputs}), strict=True))
 
 
 class Decoding:
@@ -104,8 +109,8 @@ class Decoding:
         self.model, self.beam, self.position = model, beam, 0
         self.without = "" if attention else "attention"
         self.attention: list[Array] = []  # for each step, the attention of L layers, (R, L, S), if requested
-        self.state = run(model.read, {"words": source, "candidates": candidates})
-        for name, shape in model.inputs.items():
+        self.state = model.read({"words": source, "candidates": candidates})
+        for name, shape in model.step.inputs.items():
             if name.startswith(("state", "keys", "values")):
                 known = {"B": len(source), "before": len(source), "P": GROWTH * beam}
                 sizes = [known.get(size, size) for size in shape]
@@ -119,8 +124,10 @@ class Decoding:
         """Decode one word per row, (B, k); ``order`` is the index of the previous row that each row continues.  Return
         scores and words, (R, n), where the unknown word and the end are last, and the position of the source word with
         the largest attention, (R,)."""
-        given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules, "past": self.look_back(order)}
-        found = run(self.model.step, {**self.state, **given, "position": np.array([self.position])}, self.without)
+        given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules}
+        if self.past:
+            given["past"] = self.look_back(order)
+        found = self.model.step({**self.state, **given, "position": np.array([self.position])}, self.without)
         if not self.without:
             self.attention.append(found["attention"].reshape(order.size, *found["attention"].shape[2:]))
         self.state |= {name.replace("next", "state"): found[name] for name in found if name.startswith("next")}
@@ -129,7 +136,8 @@ class Decoding:
             keys, values = self.state[f"keys{layer}"], self.state[f"values{layer}"]
             new = found[f"new{layer}"].reshape(*order.shape, 2, keys.shape[1], keys.shape[3])
             keys[:, :, at], values[:, :, at] = new.transpose(2, 0, 3, 1, 4)
-        self.seen[:, range(order.shape[1]), range(at.start, at.stop)] = True
+        if self.past:
+            self.seen[:, range(order.shape[1]), range(at.start, at.stop)] = True
         self.used, self.position = at.stop, self.position + 1
         return [found[name] for name in ("scores", "words", "attended")]
 
@@ -184,22 +192,23 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         # Select the 2k best continuations of each sentence.  An end among the first k finishes a hypothesis.
         # The first k continuations that do not end are extended in the next step.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
-        at = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k]
-        scores, tokens = (np.take_along_axis(x.reshape(len(at), -1), at, 1) for x in (scores, words))
-        order = at // words.shape[1] + totals.shape[1] * np.arange(len(at))[:, None]
+        at, rows = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k], np.arange(len(sentences))[:, None]
+        scores, tokens = scores[rows, at], words.reshape(scores.shape)[rows, at]
+        order = at // words.shape[1] + totals.shape[1] * rows
         ends = (tokens == eos) & (scores > -np.inf)
         for place, rank in np.argwhere(ends[:, :k]):
             if len(hypotheses := found[sentences[place]]) < k:
                 score = scores[place, rank] / np.float32(np.power(step + 1.0, o.lenpen))
                 hypotheses.append((written[order[place, rank]].tolist(), float(score)))
         going = np.argsort(ends, axis=1, kind="stable")[:, :k]
-        totals, tokens, order = (np.take_along_axis(x, going, 1) for x in (scores, tokens, order))
+        totals, tokens, order = (x[rows, going] for x in (scores, tokens, order))
         if not (stay := [place for place, sentence in enumerate(sentences) if len(found[sentence]) < k]):
             break
-        kept, last = set(stay), reversed(stay)  # the last sentences fill the gaps
-        places = np.array([place if place in kept else next(last) for place in range(len(stay))])
-        decoding.keep(places)
-        sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
+        if len(stay) < len(sentences):
+            kept, last = set(stay), reversed(stay)  # the last sentences fill the gaps
+            places = np.array([place if place in kept else next(last) for place in range(len(stay))])
+            decoding.keep(places)
+            sentences, totals, tokens, order = (x[places] for x in (sentences, totals, tokens, order))
         triples = np.stack([tokens, attended[order], order], axis=-1).reshape(-1, 1, 3)
         written = np.concatenate([written[order.ravel()], triples], axis=1)
     return [sorted(hypotheses, key=lambda each: -each[1])[: o.nbest] for hypotheses in found]
@@ -224,16 +233,15 @@ class Translator:
         if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # slower, but without overflow
             options.add_session_config_entry("session.x64quantprecision", "1")
         with naming_file_in_errors(folder / "weights.bin"):
-            self.read = ort.InferenceSession(folder / "source.onnx", options, providers=["CPUExecutionProvider"])
-            self.step = ort.InferenceSession(folder / "step.onnx", options, providers=["CPUExecutionProvider"])
-        self.inputs, sizes = {each.name: each.shape for each in self.step.get_inputs()}, (len(source), len(self.target))
+            self.read, self.step = (Program(folder / f"{name}.onnx", options) for name in ("source", "step"))
+        sizes = len(source), len(self.target)
         with naming_file_in_errors(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
             valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
             valid &= c["languages"] is None or [type(name) for name in c["languages"]] == [str, str]
             valid &= c["tokenizer"] is None or c["languages"] is not None
-            valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.inputs
+            valid &= sizes == (c["source_words"], c["target_words"]) and c["inputs"] == self.step.inputs
             if not valid or max(c[name] for name in NUMBERS[:4]) >= min(sizes):
                 raise ValueError("the file does not match the model files or this program")
         # Special symbols in text are unknown words.
