@@ -108,10 +108,10 @@ def write_programs(model: Any, folder: Path, *, int8: bool, with_candidates: boo
         with_candidates: whether the programs predict only the candidate words of each batch.
 
     Returns:
-        Values for config.json: the inputs of the step, and the numbers of positions of source and target.
+        Values for config.json: the inputs of ``step.onnx``, and the maximum numbers of source and target positions.
 
     Raises:
-        ValueError: the model's class has no ONNX program of its own.
+        ValueError: the model cannot be exported; see `onnx_program`.
     """
     encoder, decoder, family = model.encoder, model.decoder, onnx_program(model)
     with (folder / "weights.bin").open("wb") as file:
@@ -143,8 +143,8 @@ def onnx_program(model: Any) -> ModuleType:
     """Import the module with the ONNX program of a model's family.
 
     Raises:
-        ValueError: the model's class does not name such a module, or the module does not support the model's encoder or
-            decoder.
+        ValueError: the model's class has no attribute ``onnx_program``, or the module that this attribute names does
+            not support the model's encoder or decoder.
     """
     name = vars(type(model)).get("onnx_program")
     if not (isinstance(model, TranslationModel) and name):
@@ -161,21 +161,21 @@ def onnx_program(model: Any) -> ModuleType:
 
 
 def _output_sources(program: SourceProgram, sources: list[tuple[str, Sizes]]) -> list[Sizes]:
-    """Add outputs ``source0``, ``source1`` and so on, which are inputs of the steps; return their sizes."""
+    """Add outputs ``source0``, ``source1``, ..., which ``step.onnx`` reads as inputs; return their sizes."""
     for number, (name, sizes) in enumerate(sources):
         program.output(f"source{number}", name, np.float32, sizes)
     return [sizes for _, sizes in sources]
 
 
 def _step(program: StepProgram, decoder: IncrementalDecoder, family: ModuleType) -> tuple[str, list[str]]:
-    """Add one step; return its features, (R, width), and the attention of each layer, (B, k, S)."""
+    """Add one decoding step to the program; return features, (R, width), and attention of each layer, (B, k, S)."""
     after = program.Add(program.position, [1])
     g = _embed(program, decoder.embedding, program.tokens, program.position, after)
     return family.step(program, decoder, g)
 
 
 def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, end: Any) -> str:
-    """Add the embedding of words at positions ``first`` to ``end`` - 1: (..., f)."""
+    """Add the embedding of ``words`` at positions ``first`` to ``end`` - 1 to the program; return it, (..., f)."""
     x = program.rows(embedding.words.weight, words)
     if embedding.scale != 1:
         x = program.Mul(x, embedding.scale)
@@ -186,7 +186,7 @@ def _embed(program: Program, embedding: InputEmbedding, words: str, first: Any, 
 
 
 def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> None:
-    """Add outputs for the candidates' part of the output layer: weight, (width, n), and bias, (n,)."""
+    """Add two outputs, the output layer's weight and bias for the n candidate words: (width, n) and (n,)."""
     layer, words = decoder.output_projection, program.input("candidates", np.int64, ["n"])
     weight = program.rows(layer.weight, words)
     program.output("output", program.Transpose(weight, perm=[1, 0]), np.float32, [layer.in_features, "n"])
@@ -195,7 +195,7 @@ def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> N
 
 
 def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
-    """Add outputs for each row's best words and their scores, followed by the unknown word and the end symbol.
+    """Add two outputs, the best words of each row and their scores; the unknown word and the end symbol come last.
 
     The input ``rules`` has three numbers: the first is added to the scores of known words, the second to the score of
     the unknown word, and the third to the score of the end.

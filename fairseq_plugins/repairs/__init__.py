@@ -3,7 +3,7 @@
 Importing a module of this package registers its repairs, and `repair_fairseq` applies all registered repairs.  A
 repair is a function with the decorator `wrap`, or with `repair` if the function does not wrap another function.  No two
 repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether fairseq has the
-fault, because `setup.py` fixes the versions of fairseq.  In a version without the fault, the repair changes nothing.
+bug, because `setup.py` fixes the versions of fairseq.  In a version without the bug, a repair changes nothing.
 
 `fairseq_plugins.repairs.refusals` is the table of refused options.
 """

@@ -28,13 +28,13 @@ from fairseq_plugins.repairs.saving import damage_of, newest_whole_checkpoint
 from fairseq_plugins.repairs.wrapping import repair, wrap
 
 OLD_METERS = (AverageMeter, StopwatchMeter, TimeMeter)  # fairseq before 0.10 saved meters as objects
-MOST_VALUES = 300_000  # limit for the values in a checkpoint; a tensor counts as one value
+MOST_VALUES = 300_000  # maximum number of values in a checkpoint; a tensor counts as one value
 NUMBERS = {
     *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
 }
-# A reference is ``${...}``.  Hydra removes a backslash before a brace, and omegaconf removes one before a reference, so
-# backslashes do not make a reference harmless.
+# A reference is ``${...}``.  Hydra removes a backslash before a brace, and omegaconf removes a backslash before a
+# reference, so backslashes do not make a reference harmless.
 REFERENCE = re.compile(r"\$\\*\{")
 # Optimizer options that choose torch's kernels.
 KERNELS = ("foreach", "fused", "capturable", "differentiable")
@@ -51,7 +51,7 @@ class PlainDtype:
         self.code = code
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        # Only the byte order is read: the rest of the state describes structures and objects.
+        # Read only the byte order from the pickled state: the rest describes structured and object dtypes.
         self.code = f"{state[1]}{self.code}"
 
     def resolve(self) -> np.dtype[Any]:
@@ -73,7 +73,7 @@ class PlainArray(np.ndarray[Any, Any]):
         super().__setstate__(array.__reduce__()[2])  # type: ignore[arg-type]
 
     def __reduce__(self) -> Any:
-        return self.view(np.ndarray).__reduce__()  # a new checkpoint contains a plain numpy array
+        return self.view(np.ndarray).__reduce__()  # save a plain numpy array in new checkpoints
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
@@ -83,9 +83,9 @@ def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
 
 SAFE_GLOBALS: list[Any] = [
     argparse.Namespace,  # a model's options
-    *OLD_METERS,  # saved under two names
+    *OLD_METERS,  # old checkpoints use two module names for these classes
     *((meter, f"fairseq.meters.{meter.__name__}") for meter in OLD_METERS),
-    # When a resumed distributed training sends the state to other ranks, this class replaces each tensor.
+    # This placeholder replaces each tensor when a resumed distributed training sends the state to other ranks.
     distributed_utils._TensorPlaceholder,
     (PlainDtype, "numpy.dtype"),  # meters contain numpy numbers, for example the sums of --eval-bleu
     (PlainArray, "numpy.ndarray"),
@@ -111,7 +111,7 @@ def load_checkpoints_safely(load: Any, path: str, *args: Any, **kwargs: Any) -> 
             raise
         reason = f"{str(error) or 'it ends too early'}{undamaged_beside(Path(path))}"
         raise OSError(f"{path} is damaged and cannot be read: {reason}") from None
-    except Exception as error:  # files can raise any error
+    except Exception as error:  # a malformed file can raise any error
         reason = f"{type(error).__name__}: {error}"
         if "ARCH_MODEL_REGISTRY[" in str(traceback.extract_tb(error.__traceback__)[-1].line):
             reason += " is an architecture that is not registered; give the --user-dir of its training"
@@ -137,7 +137,7 @@ def broadcast_plain_configuration(broadcast: Any, obj: Any, *args: Any, **kwargs
 
 
 def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
-    """Yield a value and all values nested in it, each with a description of its place."""
+    """Yield a value and all values nested in it, each with its path, such as ``cfg.model.dropout``."""
     yield place, value
     inner: Iterable[tuple[object, Any]] = ()
     if isinstance(value, dict):
@@ -148,7 +148,7 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for key, part in inner:
         if isinstance(key, str | int):
-            # Descriptions of places are shortened, because each level of the recursion keeps one.
+            # Paths are shortened, because each level of the recursion keeps a path.
             yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
         else:
             yield from contents((key, part), place)
@@ -261,7 +261,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
     Raises:
         ValueError: sizes differ, or the state is malformed.
     """
-    advice = "give --reset-optimizer to leave it out"
+    advice = "give --reset-optimizer to ignore this state"
     try:
         numbers = [number for group in state["param_groups"] for number in group["params"]]
         # torch itself checks that state and model have the same number of parameters.
@@ -280,7 +280,7 @@ def check_optimizer_state(state: Any, parameters: Iterable[Tensor]) -> None:
 
 @wrap(FairseqOptimizer, "load_state_dict")
 def fit_optimizer_states(load: Any, self: Any, state_dict: Any, optimizer_overrides: Any = None) -> None:
-    """Refuse optimizer moments of wrong sizes, and ignore the choice of torch's optimizer kernels in a checkpoint."""
+    """Refuse optimizer moments of wrong sizes, and ignore the checkpoint's choice of torch's optimizer kernels."""
     check_optimizer_state(state_dict, self.params)
     own = [{name: group[name] for name in KERNELS if name in group} for group in self.param_groups]
     load(self, state_dict, optimizer_overrides)

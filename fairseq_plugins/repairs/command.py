@@ -89,11 +89,11 @@ def print_option_errors_without_traceback() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Keep freed memory in all commands except training; otherwise the system spends time on clearing pages.
+    """Except in training, keep freed memory in the process, because the system spends time on clearing new pages.
 
-    A training process still returns freed memory: its blocks have many sizes, so keeping freed blocks would leave gaps
-    in the heap, and the process would use 1.7 times as much memory.  Settings in the environment, and C libraries other
-    than glibc, are not changed.
+    A training process still returns freed memory.  Its blocks have many sizes, so keeping freed blocks would leave gaps
+    in the heap, and would raise the memory use of the process by a factor of 1.7.  This function does nothing if
+    environment variables configure malloc, or if the C library is not glibc.
     """
     trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
     if trains or _MEMORY_SETTINGS & os.environ.keys():

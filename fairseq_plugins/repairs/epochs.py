@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @wrap(FairseqTask, "get_batch_iterator")
 def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
-    """After a resume, use the same batches as before the resume, and skip sentences longer than ``--max-tokens``.
+    """Use the same batches before and after a resume, and skip sentences longer than ``--max-tokens``.
 
     fairseq's batches depend on the epoch in which the process starts.  After a resume, some sentences therefore occur
     twice in an epoch, and other sentences never.  fairseq also fails at a sentence longer than ``--max-tokens``,
@@ -46,8 +46,8 @@ def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
 def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    fairseq-fixed drops such a batch, and fails if there are no sentences.  The last batch contains the longest
-    sentences, which would be missing in translation and validation.
+    The package fairseq-fixed drops a last batch of another size, and fails if there are no sentences.  The last batch
+    contains the longest sentences, which would be missing in translation and validation.
     """
     indices = np.fromiter(indices, np.int64)  # fairseq accepts generators
     batches = divide(indices, *args, **kwargs) if len(indices) else []
@@ -62,7 +62,8 @@ def resume_with_other_processes(save: Any, self: EpochBatchIterator) -> dict[str
     """Save how many batches all processes together have trained; a resumed training skips these batches.
 
     fairseq saves the number of batches of one process.  If two processes resume a training of one process, they
-    skip half an epoch or crash.  With another ``--max-tokens``, the number of batches changes, with similar effects.
+    skip half an epoch or crash.  With another ``--max-tokens``, the number of batches in an epoch changes, so fairseq
+    skips too many or too few batches, or crashes.
     """
     state: dict[str, Any] = save(self)
     if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):

@@ -22,7 +22,7 @@ from fairseq_plugins.repairs.wrapping import replaced, wrap
 
 
 def options_of(task: str | None) -> set[str]:
-    """Return the names of a task's options, or nothing if the task uses argparse."""
+    """Return the names of a task's options, or an empty set if the task defines its options with argparse."""
     return set(getattr(TASK_DATACLASS_REGISTRY.get(task), "__dataclass_fields__", ()))
 
 
@@ -39,15 +39,16 @@ def use_given_task(overwrite: Any, cfg: DictConfig, overrides: dict[str, Any]) -
         with open_dict(task):
             if asked in TASK_DATACLASS_REGISTRY:
                 task._name = asked
-            for option in options_of(task.get("_name")) & overrides.keys():  # the task's other options have defaults
+            # The dataclass has defaults for the new task's other options.
+            for option in options_of(task.get("_name")) & overrides.keys():
                 task[option] = overrides[option]
     overwrite(cfg, overrides)
 
 
 @wrap(hub_utils, "from_pretrained")
 def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
-    """Refuse unregistered names, options of other tasks, and options that ``from_pretrained`` ignores (``beam``)."""
-    if "user_dir" in kwargs:  # the imported folder may register names
+    """Refuse names of unregistered components, options of other tasks, and options that fairseq ignores (``beam``)."""
+    if "user_dir" in kwargs:  # user_dir may register components
         utils.import_user_module(Namespace(user_dir=kwargs["user_dir"]))
     names = {option: registry["registry"] for option, registry in REGISTRIES.items()} | {"task": TASK_REGISTRY}
     for option in kwargs.keys() & names.keys():
@@ -80,7 +81,7 @@ def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args:
     - ``score`` crashes for translations, because ``score`` has no argument for the source.
     - ``replace_unk`` and the options of the task are ignored; for a single sentence, all options except the beam are
       ignored.
-    - sentences are sorted and prefixes are not, so that a prefix may reach another sentence.
+    - ``generate`` sorts sentences but not their prefixes, so a sentence may get the prefix of another sentence.
     - each call logs four lines about batches.
     """
     if isinstance(tokenized_sentences, Tensor) and tokenized_sentences.dim() == 1:

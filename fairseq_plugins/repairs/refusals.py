@@ -21,7 +21,7 @@ GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("trai
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)
 SEARCHES = (*TRANSLATE, "task.build_generator")
-HUB = ("from_pretrained", "hub.generate")  # Python's interface to translation
+HUB = ("from_pretrained", "hub.generate")  # fairseq's Python interface for translation
 
 # Ranges of training options; fairseq checks none of them.
 TRAINING: dict[str, Range] = {
@@ -39,7 +39,7 @@ TRAINING: dict[str, Range] = {
     **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
 }
 
-# Ranges of options with whole numbers (WHOLE) and with other numbers (SEARCH).  A default outside its range, such as
+# Ranges of integer options (WHOLE) and of real-valued search options (SEARCH).  A default outside its range, such as
 # -1, is accepted.
 WHOLE: dict[tuple[str, ...], dict[str, Range]] = {
     COMMANDS: dict.fromkeys(["max_tokens", "batch_size"], SIZE),
@@ -55,7 +55,7 @@ SEARCH: dict[str, Range] = {
     "sampling_topp": FRACTION,
 }
 
-# Last parts of the names of validation metrics.
+# Last parts of the names of validation metrics, such as ``loss`` of ``nll_loss``.
 HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
 LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
 RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
@@ -104,7 +104,7 @@ DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items
 
 
 class GivenOptions:
-    """Options of a command line, a task, or all sections of a configuration, by name; a missing option is None."""
+    """The options of a command line, a task or a whole configuration as attributes, which are None if missing."""
 
     def __init__(self, *parts: Any) -> None:
         self.values: dict[str, Any] = {}
@@ -127,7 +127,7 @@ def values_of(part: Any) -> dict[str, Any]:
 
 
 class Refusal(NamedTuple):
-    """One row of the table.
+    """One row of the table of refused options.
 
     Attributes:
         commands: commands and functions to which the row applies.
@@ -156,7 +156,7 @@ def unread() -> Iterator[Refusal]:
 
 
 def other_in_validation(option: str, o: GivenOptions) -> bool:
-    """Return whether ``option`` has another value for validation.
+    """Return whether the variant of ``option`` for validation (``--batch-size-valid``) differs from ``option``.
 
     fairseq's parser sets a missing value for validation to the value of ``option``.
     """
@@ -174,7 +174,7 @@ def missing_of_a_part(o: GivenOptions) -> str | None:
 
 
 def several_searches(o: GivenOptions) -> str | None:
-    """Name the searches that the options choose, if they choose more than one."""
+    """Return the options that choose a search, joined by "and", if more than one of them is set; otherwise None."""
     chosen = {
         "--sampling": o.sampling,
         "--constraints": o.constraints,
@@ -186,7 +186,7 @@ def several_searches(o: GivenOptions) -> str | None:
 
 
 def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
-    """Return whether an option has a value that is neither the default nor a number of this kind and range."""
+    """Return whether an option has a value that is neither the default nor a number of type ``kind`` in ``allowed``."""
     value = getattr(o, option)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return value is not None and not (is_number and (float(value) in allowed or not given(option, o)))
@@ -223,7 +223,7 @@ def wrong_adam_betas(o: GivenOptions) -> bool:
 
 
 def wrong_direction(o: GivenOptions) -> str | None:
-    """Return a fault and its fix if ``--maximize-best-checkpoint-metric`` contradicts the metric, or None."""
+    """Return the problem and the fix if ``--maximize-best-checkpoint-metric`` contradicts the metric, or None."""
     metric = str(o.best_checkpoint_metric)
     kind = metric.rpartition("_")[2]  # nll_loss is a loss
     lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")

@@ -206,7 +206,7 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
 def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
     """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    No error is raised if the recorded start is unknown, or if it is a checkpoint and the file ``start`` is missing.
+    Two trainings are accepted: a training whose start is unknown, and a fine-tuning if the file ``start`` is missing.
     """
     if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
         return

@@ -1,6 +1,6 @@
 """No option, file name or archive runs code, reads the environment, or writes outside its folder.
 
-`fairseq_plugins.repairs.checkpoints` gives the same protection for checkpoints.
+The module `fairseq_plugins.repairs.checkpoints` prevents checkpoints from running code.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fairseq_plugins.repairs.checkpoints import reference_in
 from fairseq_plugins.repairs.wrapping import repair, wrap
 
 FAIRSEQ = ("fairseq", "fairseq_cli")
-MOST_MEMBERS = 10_000  # members of an archive; fairseq's archives have about ten
+MOST_MEMBERS = 10_000  # maximum number of members of an archive; fairseq's archives have about ten
 
 
 def refuse_to_run(code: object, *_: object) -> NoReturn:
@@ -92,7 +92,7 @@ def quote_file_names(build: Any, self: Any, path: str) -> Any:
 
 @wrap(file_utils, "load_archive_file")
 def unpack_archives_safely(load: Any, archive_file: str) -> str:
-    """Unpack an archive for ``from_pretrained`` safely, into a folder beside the archive; name a missing file.
+    """Unpack an archive for ``from_pretrained`` safely, into a folder beside it; errors name a missing file.
 
     With fairseq, an archive can overwrite any file of the user.  fairseq deletes the archive before all files are
     unpacked, and reports a missing file too late.

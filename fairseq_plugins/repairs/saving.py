@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 ARCHIVE = b"PK\x03\x04"  # the first bytes of torch's archives
 PICKLE = b"\x80"  # the first byte of files that torch before 1.6 saved, which have neither checksums nor an end mark
-# A training can resume from these files, as from checkpoint_last.pt.
+# Names of checkpoints from which a training can resume if checkpoint_last.pt is damaged or missing.
 SAVED_BY_TRAINING = r"checkpoint(\d+|_\d+_\d+|_best|\.best_.+)\.pt"
 
 # The counters of a loss scaler, which fairseq does not save.
@@ -199,7 +199,7 @@ def restore_loss_scale(optimizer: Any, saved: Any) -> None:
 
 
 def save_every(seconds: float) -> None:
-    """Within an epoch, write ``checkpoint_last.pt`` if the last save was ``seconds`` ago; only own-data calls this.
+    """Within an epoch, save ``checkpoint_last.pt`` about every ``seconds``; only own-data calls this function.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
     Trainings in several processes save as fairseq does, because the processes would have to agree on the time.

@@ -126,8 +126,8 @@ def cut_long_lines(
 ) -> Iterator[Any]:
     """Truncate lines that are too long in ``fairseq-interactive``, with a warning; fairseq crashes at these lines.
 
-    Empty constraints are removed, because fairseq's search crashes at an empty constraint.  Lines are freed
-    after their translation.
+    Empty constraints are removed, because fairseq's search crashes at an empty constraint.  The task's cached
+    batches are freed after the translation of their lines.
     """
     if cfg.generation.constraints:
         parts = (line.split("\t") for line in lines)

@@ -56,9 +56,10 @@ def follow_torchrun(infer: Any, cfg: Any, force_distributed: bool = False) -> No
 def meeting_place() -> str:
     """Return the rendezvous address of the processes that torchrun started.
 
-    With ``--standalone``, torchrun keeps its store when it restarts processes (``--max-restarts``).  In this store,
-    torch would find the addresses of the ended processes.  The store's keys therefore get a new prefix at each start.
-    There is no prefix if several machines train together, because the machines may count starts differently.
+    With ``--standalone``, torchrun keeps its key-value store when it restarts processes (``--max-restarts``).  The new
+    processes would find the addresses of the ended processes in torchrun's store, so the store's keys get a new prefix
+    at each start.  There is no prefix if several machines train together, because the machines may count starts
+    differently.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -77,8 +78,9 @@ def meeting_place() -> str:
 def join_processes_under_hydra(add: Any, cfg: Any) -> None:
     """Check the options of ``fairseq-hydra-train``, and connect torchrun's processes when training begins.
 
-    This command counts processes before it imports the plugin, and no parser checks the command's options.  Without
-    GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set ``distributed_backend: gloo``.
+    ``fairseq-hydra-train`` counts processes before it imports the plugin, and no parser checks the command's options.
+    Without GPUs, users must omit ``distributed_world_size`` and, with fairseq 0.12.2, set
+    ``distributed_backend: gloo``.
     """
     add(cfg)
     refuse("train", cfg)
@@ -137,7 +139,7 @@ def wrap_models_on_cpus(wrapper: Any, module: nn.Module, **options: Any) -> Any:
 def clip_gradients_on_their_device(clip: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
     """With ``--cpu``, keep the gradients' norm on the CPU; fairseq moves the norm to a GPU, and clipping fails."""
     params = [params] if isinstance(params, Tensor) else list(params)
-    is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some may be None
+    is_on_gpu = any(getattr(each, "is_cuda", False) for each in params)  # some parameters may be None
     no_gpu = replaced(torch.cuda, "is_available", lambda: False)
     with contextlib.nullcontext() if is_on_gpu else no_gpu:
         return clip(params, *args, **kwargs)
@@ -176,7 +178,7 @@ def is_plain(parameter: Tensor) -> bool:
 
 @torch.no_grad()
 def update(optimizer: Adam, group: dict[str, Any]) -> None:
-    """Update each parameter of a group that has a gradient, with the same step as fairseq's Adam."""
+    """Update all parameters in a group that have gradients; the update is the same as that of fairseq's Adam."""
     trained = [each for each in group["params"] if each.grad is not None]
     for parameter in trained:
         state = optimizer.state[parameter]
@@ -219,7 +221,8 @@ def smooth_in_one_pass(
     For fairseq's copies, the system must clear new memory at each update.  The formula is unchanged, and results
     differ only by rounding.
     """
-    own = getattr(model.get_normalized_probs, "__self__", None)  # without a wrapper for several processes
+    # The model without its wrapper for distributed training.
+    own = getattr(model.get_normalized_probs, "__self__", None)
     if (
         reduce
         and not self.ignore_prefix_size

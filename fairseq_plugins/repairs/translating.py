@@ -42,7 +42,7 @@ class Unfilled(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in _FILL:
             tensor = kwargs["tensor"] if "tensor" in kwargs else args[0]
-            if tensor.requires_grad:  # a parameter, or a view of a part of it
+            if tensor.requires_grad:  # a parameter, or a view of a part of a parameter
                 return tensor
         return func(*args, **kwargs)
 
@@ -72,7 +72,7 @@ def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def load_one(load: Any, filename: str, given: dict[str, Any]) -> Any:
-    """Return the models, the configuration and the task of a file; errors name the file."""
+    """Return the models, the configuration and the task of a checkpoint file; errors name the file."""
     path = checkpoint_utils.get_maybe_sharded_checkpoint_filename(filename, given["suffix"], 0, given["num_shards"])
     state = given["state"]
     if state is None and PathManager.exists(path):  # fairseq itself reports a missing file

@@ -26,7 +26,7 @@ class BeamState:
     """The state of the search for one batch.
 
     Args:
-        decoding: decode-time state before the first step.
+        decoding: state of the decoder before the first step.
         rules: token rules of the batch.
         rows: rows per sentence in the first step: k, or 1 to avoid computing k equal rows.
         in_place: whether log-probabilities may overwrite the logits.
@@ -56,9 +56,9 @@ class BeamState:
             self.attention = self._no_attention(decoding.source.keys.size(1))
 
     def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
-        """Allocate memory for a step, and make the step, with a compiled form of `step` if one is given.
+        """Allocate memory for a step, and run ``step``, which may be compiled; by default, run `BeamState.step`.
 
-        Captured searches call the step directly, because they reuse the memory of an earlier batch.
+        Captured searches call their compiled step directly, because they reuse the memory of an earlier batch.
         """
         self.decoding.make_room()
         (step or BeamState.step)(self)
@@ -69,7 +69,7 @@ class BeamState:
         forced = self.rules.forced.index_select(0, self.position).squeeze(0).index_select(0, self.sentences)
         best, words = self._best_per_row(forced)
         scores, words, parents = self._best_per_sentence(best, words, forced)
-        # Each sentence has 2k best continuations now.  An end among the first k finishes a hypothesis.
+        # Each sentence has 2k best continuations now.  An end symbol among the first k finishes a hypothesis.
         ends = words.eq(self.rules.eos) & scores.ne(-torch.inf)
         ended = scores[:, :k].masked_fill(~ends[:, :k], -torch.inf)
         # The first k continuations that do not end are extended in the next step.
@@ -124,7 +124,7 @@ class BeamState:
         """Return scores, words and previous rows of the best 2k continuations of each sentence, (B, 2k) each."""
         sentences, size = len(self.sentences), best.size(1)
         scores = best.view(sentences, -1, size) + self.totals.unsqueeze(2)
-        # If a prefix contains the end symbol, all hypotheses of its sentence are copies of the first, as in fairseq.
+        # If a prefix contains the end symbol, all hypotheses of its sentence are equal, as in fairseq.
         last = self.rules.last_steps.index_select(0, self.sentences)
         copies = (forced.eq(self.rules.eos) & self.position.ne(last)).unsqueeze(1)
         scores = scores[:, :1].where(copies.unsqueeze(2), scores).flatten(1)
@@ -144,7 +144,7 @@ class BeamState:
         return self.totals.new_zeros(steps, sentences * self.beam, source_length)
 
     def keep(self, places: Tensor) -> None:
-        """Keep only the sentences at the given places."""
+        """Keep only the sentences with the indices ``places``; drop the others."""
         self.decoding.keep(KeptSentences(places))
         for name in ("sentences", "totals", "count"):
             setattr(self, name, getattr(self, name).index_select(0, places))
@@ -233,11 +233,11 @@ class TokenRules(NamedTuple):
             generator: a `FastBeamSearch`.
             source: source tokens, (B, S).
             prefix: first target words of each sentence, padded, (B, P).
-            bos: word before the first target word; the end of the sentence by default.
+            bos: word before the first target word; the end symbol by default.
             words: candidate words, (V,); None for all words.
         """
         longest = min(int(generator.max_len_a * source.size(1) + generator.max_len_b), generator.max_len - 1)
-        # The message is fairseq's.
+        # fairseq's own assertion has the same message.
         assert generator.min_len <= longest, "min_len cannot be larger than max_len, please adjust these!"
         device, steps, first = source.device, longest + 1, 0
         forced, last_steps = torch.full((steps, len(source)), -1, device=device), generator.last_steps(source, longest)
@@ -279,7 +279,7 @@ class TokenRules(NamedTuple):
 
 
 def penalise_words(lprobs: Tensor, penalty: float, eos: int) -> None:
-    """Add ``penalty`` to the log-probabilities of all words except the end, (R, V), in place (Gehring et al. 2016)."""
+    """Add ``penalty`` to the log-probabilities of all words except ``eos``, (R, V), in place (Gehring et al. 2016)."""
     if penalty:
         lprobs += penalty * (torch.arange(lprobs.size(1), device=lprobs.device) != eos)
 
@@ -291,7 +291,8 @@ def best_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` best scores of each row and their words, (R, V) -> (R, count) each; see `torch.topk`.
 
     On a CPU, the maxima of blocks of words are computed first, which is faster than `torch.topk`.  The best ``count``
-    words lie in the ``count`` blocks with the largest maxima, so only these blocks need sorting.
+    words lie in the ``count`` blocks with the largest maxima, or in the incomplete last block, so only these blocks
+    need sorting.
     """
     size = scores.size(1)
     blocks = size // _BLOCK

@@ -153,7 +153,7 @@ class FastBeamSearch(SequenceGenerator):
                 state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, packing))
             else:
                 # One row per sentence is enough for the first step, because k rows would be equal.
-                # With a prefix, use k rows: if a prefix is only the end, the search returns k copies of a hypothesis.
+                # With a prefix, use k rows: for a prefix of only the end symbol, the search returns k equal hypotheses.
                 state = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
                 step = state.prepare_and_step
             steps_made = run_search(state, step, sentences, steps)
@@ -162,8 +162,8 @@ class FastBeamSearch(SequenceGenerator):
             missing = [place for place, each in enumerate(found) if not each]
             if rules.exclude_forced_words()[missing].any():
                 raise RuntimeError(
-                    "a sentence has no translation, because options exclude a word of its prefix, or its end; lower "
-                    "--unkpen, or give another prefix"
+                    "a sentence has no translation, because options exclude a word of its prefix, or its end symbol; "
+                    "lower --unkpen, or give another prefix"
                 )
             raise RuntimeError(
                 "a sentence has no translation, because the model's scores are NaN or infinite; use another checkpoint "
@@ -190,7 +190,8 @@ class FastBeamSearch(SequenceGenerator):
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
             encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
-            in_place = source.device.type == "cpu" and capacity is None  # two tensors of logits take time
+            # On a CPU, a second tensor with the size of the logits takes time.
+            in_place = source.device.type == "cpu" and capacity is None
             decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
             return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)
@@ -232,7 +233,7 @@ class FastBeamSearch(SequenceGenerator):
             if prefix is not None:
                 prefix = candidate_indices(prefix, words)
             if constraints is not None:
-                # The first column is a count, not a word.  Index 0, which separates constraints, stays 0.
+                # The first column is the number of constraints.  Index 0, which separates constraints, stays 0.
                 constraints = torch.cat([constraints[:, :1], candidate_indices(constraints[:, 1:], words)], dim=1)
             if bos is not None:
                 bos = int(candidate_indices(torch.tensor(bos), words))
@@ -253,7 +254,7 @@ class FastBeamSearch(SequenceGenerator):
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
         words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
-        # This plugin's search needs k candidates, fairseq's search needs 2k, and both also need padding.
+        # This plugin's search needs k candidates, fairseq's search needs 2k, and both also need the padding symbol.
         # Top-k sampling needs as many candidates as the number of words from which it samples.
         needed = self.beam_size + 1
         if not self._is_plain_beam_search():
@@ -277,9 +278,9 @@ class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch
 def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps: int) -> int:
     """Make steps until all sentences have finished, and return the number of steps.
 
-    Finished sentences are dropped, unless the state is fixed.  On a GPU, the host reads `BeamState.finished` one step
-    late, so that host and device do not wait for each other.  On a GPU, dropping sentences takes time, so they are
-    dropped only when at least half of the sentences have finished.
+    Finished sentences are dropped, unless the state's tensors have fixed shapes.  On a GPU, the host reads
+    `BeamState.finished` one step late, so that host and device do not wait for each other.  On a GPU, dropping
+    sentences takes time, so they are dropped only when at least half of the sentences have finished.
 
     Args:
         state: state before the first step.
@@ -306,7 +307,7 @@ def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps
 
 
 def steps_between_reads(device: torch.device) -> int:
-    """Return after how many steps the host reads `BeamState.finished` again."""
+    """Return the number of steps after which the host reads `BeamState.finished` again."""
     return 1 if device.type == "cpu" else 4
 
 
@@ -327,7 +328,7 @@ def copy_to_host_async(numbers: Tensor) -> Callable[[], list[Any]]:
 
 
 def _fill_gaps(stay: list[int], device: torch.device) -> Tensor:
-    """Return the places of the remaining sentences, with the last sentences moved into the gaps before them."""
+    """Return the indices of the remaining sentences; the last of them fill the gaps of finished sentences."""
     kept, last = set(stay), reversed(stay)
     places = torch.tensor([place if place in kept else next(last) for place in range(len(stay))])
     return (places if device.type == "cpu" else places.pin_memory()).to(device, non_blocking=True)

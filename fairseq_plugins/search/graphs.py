@@ -99,7 +99,7 @@ class GraphCache:
                     yield captured.state, captured.step
                 finally:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
-            else:  # the capacity is small and grows, because attention to unused steps takes time on a CPU
+            else:  # begin with a small capacity that grows: attention to unused steps takes time on a CPU
                 net_input = {"src_tokens": source, "src_lengths": None}
                 state = begin(net_input, rules.clone(), _LENGTH_MULTIPLE, packing=packing)
                 yield state, functools.partial(state.prepare_and_step, self._step)
@@ -177,7 +177,8 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    Attributes of an object are searched if its class is in one of ``packages``, or in the package of the decoding.
+    The attributes of an object are searched if the module of its class is in one of ``packages``, or in the package
+    that defines the decoder's state.
     """
     match part:
         case Tensor():

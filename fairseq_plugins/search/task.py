@@ -107,14 +107,14 @@ class TranslationFastTask(TranslationTask):
         """Build a model.
 
         In training, also read the options of ``--eval-bleu``, so that an error is raised at once.  Translation does not
-        need their files, which may have been moved.
+        read these options, because the files that they name may have been moved.
         """
         if self.cfg.eval_bleu and not from_checkpoint:
             self._scorer  # noqa: B018
         return super(TranslationTask, self).build_model(cfg, from_checkpoint)
 
     def valid_step(self, sample: dict[str, Any], model: Any, criterion: Any) -> tuple[Any, Any, dict[str, Any]]:
-        """Return the loss, the sample size and the logs of a batch, with n-grams of its translations if asked for."""
+        """Return the loss, the sample size and the logs of a batch, with n-gram counts if ``--eval-bleu`` is set."""
         loss, sample_size, log = super(TranslationTask, self).valid_step(sample, model, criterion)
         if self.cfg.eval_bleu:
             while hasattr(model, "module"):  # without wrappers for distributed training
@@ -124,7 +124,7 @@ class TranslationFastTask(TranslationTask):
         return loss, sample_size, log
 
     def reduce_metrics(self, logging_outputs: list[dict[str, Any]], criterion: Any) -> None:
-        """Log the averages of the criterion, and the scores of translations; fairseq logs no score for blank ones."""
+        """Log the averages of the criterion, and the scores of translations, even if all translations are blank."""
         super(TranslationTask, self).reduce_metrics(logging_outputs, criterion)
         log_scores(logging_outputs)
 
@@ -173,7 +173,7 @@ class TranslationFastTask(TranslationTask):
         extra_gen_cls_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Build a generator with the faster search and, if the task has them, candidates.
+        """Build a generator with the faster search and with the task's candidates, if any.
 
         If the caller passes a generator class, this class is used without changes.  With ``--score-reference``, fairseq
         builds its own scorer, which uses the whole vocabulary.

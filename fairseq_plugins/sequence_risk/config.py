@@ -18,7 +18,7 @@ SentenceScore = Callable[[str], Callable[[str], float]]
 
 
 def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[str], float]:
-    """Return a function that scores hypotheses with sacreBLEU.
+    """Return a function that scores hypotheses against ``reference`` with sacreBLEU.
 
     The n-grams of the reference are counted once for all hypotheses.
     """
@@ -27,7 +27,7 @@ def _sacrebleu(metric: Callable[..., BLEU | CHRF], reference: str) -> Callable[[
 
 
 def _rouge(name: str) -> SentenceScore:
-    """Return the ROUGE F1 score with stemming, as `fairseq-plugins score` computes it."""
+    """Return a `SentenceScore` for ROUGE F1 with stemming, like `fairseq-plugins score`."""
     scorer = rouge_scorer([name])
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 

@@ -193,7 +193,7 @@ class SequenceRisk(FairseqCriterion):
         Args:
             scores: scores of all rows.
             rows: tokens of all rows.
-            costs: costs of the hypotheses, (B, K); infinite if a sentence has fewer than K hypotheses.
+            costs: costs of the hypotheses, (B, K), padded with infinity for sentences with fewer than K hypotheses.
             members: index of each hypothesis among the rows, (B, K).
         """
         lengths = torch.tensor([len(row) for row in rows.tokens], device=costs.device)

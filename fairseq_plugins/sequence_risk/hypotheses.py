@@ -32,9 +32,9 @@ _MIN_LPROB = -80.0  # exp of this number is still positive in float32
 
 
 class HypothesisGenerator:
-    """Generate up to ``count`` hypotheses per sentence by beam search, or by sampling in training if ``sampling``.
+    """Generate up to ``count`` hypotheses per sentence by beam search or, if ``sampling``, by sampling in training.
 
-    Candidates and precision are those of the task, if it is `translation_fast`.
+    If the task is `translation_fast`, the task determines the candidate words and the precision.
     """
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
@@ -102,8 +102,8 @@ class _LimitedLength(Search):
 class _Sampling(Sampling):
     """fairseq's sampling with rescaled log-probabilities.
 
-    If only the end is allowed and its probability is very low, the probability is rounded to zero, and fairseq's
-    sampling fails.  Rescaling avoids this.
+    If only the end symbol is allowed and its probability is very low, the probability is rounded to zero, and
+    fairseq's sampling fails.  Rescaling avoids this.
     """
 
     def step(self, step: int, lprobs: Tensor, *args: Any) -> Any:
@@ -176,7 +176,7 @@ def score_rows(
 def _score_in_batches(
     model: Any, encoder_out: Any, rows: Rows, tokens: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """Return the parts of `RowScores`, computed by a decoder that reads a copy of the source for each row."""
+    """Return the fields of `RowScores`; the decoder reads a copy of the encoder's output for each row."""
     references, device = len(rows.first), tokens.device
     sentences = torch.tensor(rows.sentences, device=device)
     first = torch.tensor(rows.first, device=device).index_select(0, sentences)

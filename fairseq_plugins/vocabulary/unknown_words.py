@@ -53,8 +53,8 @@ def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
 
     The generator returns a `SourceWords` as alignment of each hypothesis.  For ``fairseq-interactive``, the task adds
     unknown source words to the dictionary until it reads the next buffer of lines.  The model still reads unknown
-    source words as ``<unk>``.  Padding, ends of sentences, and text with the spelling of these symbols do not count as
-    words.
+    source words as ``<unk>``.  Padding, ends of sentences, and text that is spelled like these symbols do not count
+    as words.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
