@@ -47,7 +47,7 @@ def run(args: Namespace) -> None:
     for path in paths:
         if path.is_dir():
             raise ValueError(f"{path} is a folder: give --last N to average its last N checkpoints")
-        path.stat()  # raises an error before slow imports if the file is missing
+        path.stat()  # a missing file is reported before the slow imports
     fairseq_plugins.install()
     write_mean(paths, args.output)
     print(f"{args.output}: average of\n" + "\n".join(f"  {path}" for path in paths))
@@ -112,12 +112,12 @@ def architecture(state: Mapping[str, Any]) -> Any:
     """Return the name of the architecture, or None."""
     try:
         return state["cfg"].model._name
-    except Exception:  # a file can cause any error
+    except Exception:  # a malformed checkpoint can raise any exception
         return None
 
 
 def is_averaged(name: str, value: Tensor) -> bool:
-    """Return whether an entry is averaged: all floating-point tensors are, except version numbers."""
+    """Return whether a tensor of the checkpoint is averaged: floating-point tensors are, version numbers are not."""
     return value.is_floating_point() and not name.endswith("version")
 
 
@@ -135,7 +135,7 @@ def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, sta
         raise ValueError(f"{places} have different dictionaries; {FIX}")
     ours, theirs = first["model"], state["model"]
     if odd := sorted(ours.keys() ^ theirs.keys()):
-        raise ValueError(f"{places} have different parameters, only one has {odd[0]}; {FIX}")
+        raise ValueError(f"{places} have different parameters: only one contains {odd[0]}; {FIX}")
     for name, value in ours.items():
         other = theirs[name]
         if value.shape != other.shape:

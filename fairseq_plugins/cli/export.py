@@ -127,7 +127,10 @@ def write(args: Namespace) -> None:
 
 
 def refuse_other_direction(args: Namespace) -> None:
-    """Refuse languages that reverse the direction of the training; with a shared dictionary, nothing else would."""
+    """Refuse languages that reverse the direction of the training.
+
+    If both languages share a dictionary, fairseq accepts the reversed languages without an error.
+    """
     from fairseq.checkpoint_utils import load_checkpoint_to_cpu
 
     if args.source_lang is None and args.target_lang is None:
@@ -158,7 +161,7 @@ def about_subwords(words: Sequence[str], has_codes: bool, has_pieces: bool) -> s
 
 
 def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
-    """Load a model for inference, and its task; ``overrides`` replaces options of both."""
+    """Load a model for inference, and its task; ``overrides`` replaces options of the model and the task."""
     from fairseq import checkpoint_utils
     from fairseq.tasks.translation import TranslationTask
 

@@ -62,7 +62,7 @@ def fonts_for(text: str) -> list[str]:
     from matplotlib import font_manager, ft2font  # noqa: PLC0415 (an optional dependency)
 
     def letters(file: str) -> set[str]:
-        with suppress(RuntimeError, OSError):  # a file that FreeType cannot read
+        with suppress(RuntimeError, OSError):  # FreeType cannot read some font files
             return {letter for letter in missing if ord(letter) in ft2font.FT2Font(file).get_charmap()}
         return set()
 
@@ -91,7 +91,7 @@ def fonts_for(text: str) -> list[str]:
 
 
 def save(figure: Figure, output: Path) -> None:
-    """Write a picture in the format of its suffix."""
+    """Write a figure to a file in the format of the file's suffix."""
     picture = BytesIO()  # matplotlib hides the OSError of a full disk
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")  # see `fonts_for`

@@ -17,7 +17,7 @@ def refuse_existing(path: Path, makes_folder: bool = False) -> None:
     """Refuse an output path if the path exists, even as a broken symbolic link, or if its folder is missing.
 
     Raises:
-        ValueError: the path exists, or its folder does not exist and will not be made.
+        ValueError: the path exists, or its folder does not exist and ``makes_folder`` is false.
     """
     if os.path.lexists(path):
         raise ValueError(f"{path} already exists: choose another output")
@@ -37,18 +37,18 @@ def refuse_input_as_output(output: Path, inputs: Iterable[Path]) -> None:
 
 @contextmanager
 def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
-    """Turn any error in this context into a ValueError that names the file.
+    """Turn an error that names no file into a ValueError that names the file.
 
     Args:
         path: the file.
         cannot: the part of the message after the file's name, such as "cannot be exported".
 
     Raises:
-        ValueError: for each error that does not name a file yet.
+        ValueError: the code in this context raised an error that names no file.
     """
     try:
         yield
-    except (Exception, SystemExit) as error:  # a file can cause any error
+    except (Exception, SystemExit) as error:  # reading a malformed file can raise any exception
         named = isinstance(error, ValueError | OSError | pickle.UnpicklingError)
         if named and not isinstance(error, UnicodeError):
             raise
@@ -79,10 +79,10 @@ def work_in(folder: Path) -> Iterator[None]:
         try:
             yield
         except KeyboardInterrupt:
-            print("\nThe same command resumes here.", file=sys.stderr)
+            print("\nRun the same command again to resume.", file=sys.stderr)
             raise
         finally:
-            # Without this call, grandchildren could keep the lock for some seconds after their parent was killed.
+            # Without this unlock, grandchildren could keep the lock for some seconds after their parent was killed.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 

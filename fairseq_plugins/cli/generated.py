@@ -26,7 +26,7 @@ class Hypothesis:
     Attributes:
         words: generated words, after ``--remove-bpe``.
         text: detokenised text.
-        log_probability: log p(words | source) in nats, the sum of token scores, which fairseq prints with 4 decimals.
+        log_probability: log p(words | source) in nats, computed from token scores that fairseq rounds to 4 decimals.
         length: number of generated tokens, including the end of the sentence.
     """
 

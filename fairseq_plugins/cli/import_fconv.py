@@ -41,7 +41,7 @@ def run(args: Namespace) -> None:
 
 
 def find_converter(model: str) -> ModuleType:
-    """Import the module that converts checkpoints of a fairseq model to one of this plugin's families."""
+    """Import the module that converts checkpoints of a fairseq model to one of this plugin's model families."""
     from fairseq.models import MODEL_REGISTRY
 
     for family in MODEL_REGISTRY.values():

@@ -49,7 +49,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         type=positive,
         default=100,
         metavar="K",
-        help="number of translations of each source word in candidates.txt (default: %(default)s)",
+        help="maximum number of translations of each source word in candidates.txt (default: %(default)s)",
     )
 
 
@@ -58,7 +58,7 @@ def run(args: Namespace) -> None:
     if args.output.exists() and not args.output.is_dir():
         raise ValueError(f"--output {args.output}: not a folder; choose another one")
     for path in (args.source, args.target):
-        path.stat()  # raises an error early if the file is missing
+        path.stat()  # a missing file is reported before the alignment
     outputs = [args.output / name for name in FILES]
     for path in outputs:
         refuse_input_as_output(path, [args.source, args.target])
@@ -75,7 +75,7 @@ def run(args: Namespace) -> None:
         for path, file, lines in zip(outputs, files, contents(links, frequency, args.max_candidates), strict=True):
             with naming(path):
                 file.writelines(lines)
-                file.flush()  # complete all files before any is renamed
+                file.flush()  # all files are complete before the first is renamed
     print(f"{args.output}: {len(links)} source types and {len(frequency)} target types from {pairs} sentence pairs")
 
 
@@ -84,7 +84,7 @@ def find_aligner() -> str:
 
     eflomal's licence is the GPL, so it runs as a separate program and is never imported.
     """
-    # An empty entry of PATH means the working folder.  Programs there are not trusted.
+    # An empty entry of PATH means the working folder, whose programs are not trusted.
     path = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder]
     aligner = shutil.which("eflomal-align", path=os.pathsep.join([str(Path(sys.executable).parent), *path]))
     if aligner is None:
@@ -177,8 +177,9 @@ def align(aligner: str, work: Path) -> None:
 def count_links(work: Path, pairs: int) -> dict[str, Counter[str]]:
     """Count the links of each source word to each target word.
 
-    The counts of both alignment directions are summed.  On held-out sentences, candidates from the sum cover as many
-    words as candidates from the union, and more than candidates from one direction, the intersection or grow-diag.
+    The counts of both alignment directions are summed.  Candidates from this sum cover as many words of held-out
+    translations as candidates from the union of both directions.  Candidates from one direction, from the intersection
+    or from grow-diag cover fewer words.
     """
     links: defaultdict[str, Counter[str]] = defaultdict(Counter)
     with ExitStack() as stack:

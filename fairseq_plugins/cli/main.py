@@ -32,7 +32,7 @@ COMMANDS = {
 
 
 def find(name: str) -> ModuleType:
-    """Import the module of a command, which has ``add_arguments(parser)`` and ``run(args)``."""
+    """Import a command's module, which has the functions ``add_arguments(parser)`` and ``run(args)``."""
     return importlib.import_module(f"fairseq_plugins.cli.{COMMANDS[name][0]}")
 
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def parse(words: list[str]) -> Namespace:
-    """Parse a command line; ``run`` in the result is the function of the command."""
+    """Parse a command line; the result's attribute ``run`` is the command's function."""
     parser = ArgumentParser(
         prog="fairseq-plugins", description="Tools around the translation models of fairseq_plugins."
     )
@@ -67,7 +67,7 @@ def parse(words: list[str]) -> Namespace:
         os.environ.setdefault("TQDM_DISABLE", "1")  # hide subword-nmt's progress bar
     for name, (_, text) in COMMANDS.items():
         command = commands.add_parser(name, help=text)
-        # Only this command is imported: importing all commands, with torch and fairseq, would take seconds.
+        # Only the given command is imported: importing all commands, with torch and fairseq, would take seconds.
         if words[:1] == [name]:
             tool = find(name)
             command.description = tool.__doc__

@@ -119,7 +119,7 @@ def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
             return segmenter(beside)(sentence)
-        except ValueError as error:  # an unrelated file named code
+        except ValueError as error:  # the file named code may be unrelated to the model
             print(f"warning: {error}; the sentence is not split into subwords, give --bpe-codes", file=sys.stderr)
     return sentence
 
@@ -131,8 +131,8 @@ def search(
 
     Returns:
         source tokens, target tokens, and the attention of each layer, by the layer's name.  Attention has a row per
-            source token and a column per target token.  If the layers are unknown, the only entry is the attention that
-            the model reports.
+            source token and a column per target token.  If no attention layer is found, the only entry is the attention
+            that the model reports.
     """
     from fairseq.sequence_generator import SequenceGenerator
 
@@ -144,7 +144,7 @@ def search(
             "like the training text, see --bpe-codes",
             file=sys.stderr,
         )
-    if len(tokens) < 2:  # only the end-of-sentence token
+    if len(tokens) < 2:  # the end-of-sentence token is the only token
         raise ValueError("--input: the sentence is empty; give at least one word")
     longest = model.max_positions()[0]
     if len(tokens) > longest:
@@ -179,7 +179,7 @@ def attention_by_layer(model: BaseFairseqModel, sample: dict[str, Any], target: 
 
     Returns:
         attention (S, T) of each layer that attends to the source, averaged over heads.  Keys are the layers' numbers,
-            from 1.  The dictionary is empty if the layers of the model are unknown.
+            from 1.  The dictionary is empty if no attention layer is found.
     """
     import torch
 
@@ -210,7 +210,8 @@ def _attending(decoder: nn.Module) -> Iterator[tuple[int, nn.Module]]:
     if isinstance(decoder, IncrementalDecoder):
         yield from decoder.attention_modules().items()
         return
-    for name, module in decoder.named_modules():  # names of the modules in fairseq's fconv and Transformer
+    # In fairseq's fconv and Transformer, the name of an attention module contains the number of its layer.
+    for name, module in decoder.named_modules():
         if isinstance(module, AttentionLayer) or (
             isinstance(module, MultiheadAttention) and module.encoder_decoder_attention
         ):

@@ -1,4 +1,4 @@
-"""Draw κ and α of a Weighted Transformer's layers over the training (the paper's figure 3)."""
+"""Draw the branch weights κ and α of a Weighted Transformer over the training (Ahmed et al. 2017, figure 3)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GREEK = {"kappa": "κ", "alpha": "α"}
 
 
 class Vector(NamedTuple):
-    """Name of a κ or α vector: its layer, side and letter."""
+    """Name of a vector κ or α: side (encoder or decoder), number of the layer, and ``kappa`` or ``alpha``."""
 
     side: str
     layer: int
@@ -63,7 +63,10 @@ def list_files(paths: Sequence[Path]) -> list[Path]:
 
 
 def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vector, Tensor]]:
-    """Return the sorted update numbers of the checkpoints, and κ and α, (updates, branches), of one or all layers."""
+    """Return the checkpoints' numbers of updates in order, and κ and α of one or all layers.
+
+    Each κ and α has the shape (updates, branches).
+    """
     import torch
     from fairseq import checkpoint_utils
 

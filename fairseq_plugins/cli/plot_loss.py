@@ -150,12 +150,14 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     """Draw both panels."""
     figure = new_figure(9, 3.8)
     left, right = figure.subplots(1, 2, sharey=True)
-    settled: list[Point] = []  # The first fifth of the updates is left out: its high losses would hide the rest.
+    # The axes' limits ignore the first fifth of the updates, whose high losses would squeeze the rest of the curve.
+    settled: list[Point] = []
     for number, (name, curves) in enumerate(runs.items()):
         style = line_styles(number)
         label = name if len(curves) == 1 else f"{name}, {len(curves)} seeds"
         label = label.encode(errors="replace").decode()  # a file's name need not be UTF-8
-        label = label.lstrip("_").replace("$", r"\$")  # matplotlib skips labels that begin with _, and $ is mathematics
+        # matplotlib skips labels that begin with _, and reads text between two $ as mathematics.
+        label = label.lstrip("_").replace("$", r"\$")
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
             raise ValueError(f"{name}: no update at which all its trainings were validated; give logs of one setting")

@@ -16,7 +16,8 @@ from typing import Any
 GRACE = 5  # seconds between the interrupt of a program and its kill
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
-# Newer fairseq versions drop a last batch whose number of sentences is not a multiple of 8. The option keeps the batch.
+# Newer fairseq versions drop a last batch whose number of sentences is not a multiple of 8. With
+# --required-batch-size-multiple 1, fairseq keeps the last batch.
 ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 
 # In validation and test, skip sentences that are too long for the model, as fairseq does in training.
@@ -25,7 +26,7 @@ NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 SHOWN = 15  # number of last output lines that the error of a failed command shows
 
 # Run the installed command without the working folder on the module path, because a folder of texts may contain a
-# sacrebleu.py. Python's option for this, -P, exists from Python 3.11 on.
+# sacrebleu.py. Python's option -P would leave out the working folder, but exists only from Python 3.11 on.
 RUN = """import sys
 sys.path[:] = filter(None, sys.path)
 sys.argv[0] = "fairseq-{}"
@@ -37,7 +38,7 @@ cli_main()
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Delay signals that would end this process until its children have ended.
+    """End this process by a signal only after its child processes have ended.
 
     Ignored signals, as under nohup, stay ignored.
     """
@@ -48,7 +49,7 @@ def stoppable() -> Iterator[None]:
             (number,) = stop.args
             print("fairseq-plugins: stopped", file=sys.stderr)
             signal.signal(number, signal.SIG_DFL)
-            # The process ends by the signal itself, so that a shell sees the signal and ends its loops.
+            # The process is killed by the signal instead of exiting, so that a shell ends a loop around the command.
             signal.raise_signal(number)
 
 
@@ -85,7 +86,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 @contextmanager
 def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Handle SIGINT, SIGTERM and SIGHUP, except ignored signals and signals with handlers from outside Python."""
-    with ExitStack() as before:  # restores all handlers, even if a signal arrives in this loop
+    with ExitStack() as before:  # The stack restores all handlers, even if a signal arrives in this loop.
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if (old := signal.getsignal(number)) not in (signal.SIG_IGN, None):
                 before.callback(signal.signal, number, old)
@@ -110,9 +111,9 @@ def fairseq_lines(
     """Run ``fairseq-COMMAND`` and yield its output lines; closing the generator ends the command.
 
     Args:
-        command: name of the command.
-        options: its arguments.
-        stdin: its standard input.
+        command: name of the command, without ``fairseq-``.
+        options: arguments of the command.
+        stdin: standard input of the command.
         before: Python code that runs first in the command's process.
 
     Raises:
@@ -129,7 +130,7 @@ def fairseq_lines(
     with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "{'_name'" not in line:  # The skipped line is the configuration, which fills many screens.
+            if "{'_name'" not in line:  # fairseq's line with its configuration is skipped: it fills many screens.
                 last.append(line)
                 yield line
     if process.returncode < 0:
@@ -142,7 +143,7 @@ def fairseq_lines(
 
 
 def end_with_this_process() -> str:
-    """Return Python code by which a child process is killed as soon as this process has ended, on Linux."""
+    """Return Python code that a child process runs, so that Linux kills the child as soon as this process ends."""
     return f"""import ctypes, os
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, {signal.SIGKILL.value})  # PR_SET_PDEATHSIG
@@ -153,7 +154,7 @@ if os.getppid() != {os.getpid()}:
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """In this context, replace a closed standard input or error stream, and handle errors of the standard output.
+    """Replace a closed standard input or error stream with /dev/null, and handle errors of the standard output.
 
     If the reader of the output has exited (``| head``), the program ends by SIGPIPE, as usual.
 
@@ -163,7 +164,7 @@ def standard_streams() -> Iterator[None]:
     for number in range(3):
         try:
             os.fstat(number)
-        except OSError:  # without a replacement, the next opened file would become this stream
+        except OSError:  # otherwise, the next opened file would get this stream's descriptor
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     if sys.stderr is None:
         sys.stderr = open(os.devnull, "w")  # noqa: PTH123, SIM115  (open until the process ends)
@@ -183,7 +184,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Return whether an error comes from the standard output; errors of files have a file name, see `replacing`."""
+    """Return whether an error is a failed write to the standard output; errors of other files name the file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 
@@ -191,5 +192,6 @@ def _end_by_output(error: OSError) -> None:
     if error.errno == errno.EPIPE:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         signal.raise_signal(signal.SIGPIPE)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Otherwise Python would flush again at exit and print a traceback.
+    # Without this redirection, Python would flush the standard output again at exit and print a traceback.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(f"fairseq-plugins: error: cannot write to the standard output: {error.strerror}")

@@ -1,9 +1,9 @@
 """Print BLEU, chrF or ROUGE of translations.
 
 If OUT is own-data's folder, score prints own-data's BLEU and chrF on held-out text again.  For other translations give
---generated and --reference.  BLEU is computed by sacreBLEU on detokenised text; --tokenised adds the papers' BLEU on
-tokens (Moses' multi-bleu).  ROUGE is computed by rouge-score with stemming, in per cent; with several references, the
-best score counts.
+--generated and --reference.  BLEU is computed by sacreBLEU on detokenised text; --tokenised adds BLEU on tokens, as in
+many papers (Moses' multi-bleu).  ROUGE is computed by rouge-score with stemming, in per cent; with several references,
+the best score counts.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Scores:
     chrf_signature: str
 
     def describe(self) -> str:
-        """Return a line with the scores, the scored text and sacreBLEU's signature."""
+        """Return lines with scored text, scores, sacreBLEU's signature and advice on its tokenizer, if needed."""
         advice = missing_tokenizer(self.held_out.language)
         numbers = f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f} (sacreBLEU ({self.bleu_signature}))"
         return "\n".join([self.held_out.describe(), numbers, *([advice] if advice else [])])

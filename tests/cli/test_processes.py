@@ -80,7 +80,7 @@ def test_a_signal_stops_all_started_processes(number: signal.Signals, tmp_path: 
     assert not is_there(child)
     assert process.returncode == -number
     assert "Traceback" not in rest
-    assert rest.endswith("\nThe same command resumes here.\nfairseq-plugins: stopped\n")
+    assert rest.endswith("\nRun the same command again to resume.\nfairseq-plugins: stopped\n")
     with work_in(tmp_path / "out"):
         pass
 

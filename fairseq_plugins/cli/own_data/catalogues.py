@@ -14,10 +14,10 @@ import polib
 from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
-LINE = re.compile(r"\S(?:.*\S)?")  # a line without white space at its ends
+LINE = re.compile(r"\S(?:.*\S)?")  # matches a line without the white space at its ends
 SHOWN = 10  # maximum number of entries with lost placeholders in a report
 # Placeholders and markup that a translation must keep unchanged. Only the text in :role:`text <target>` may be
-# translated. Repetitions are limited to keep the search linear in time.
+# translated. The pattern limits repetitions, so that a search takes linear time.
 PLACEHOLDERS = re.compile(
     r"""%\([^()\s]+\)[#0+-]{0,5}[\d.]{0,9}[a-z]                              # %(name)s
     | %(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f, %ld
@@ -47,7 +47,7 @@ def load(path: Path) -> polib.POFile:
 
 
 def read_catalogue(path: Path) -> Iterator[Pair]:
-    """Return the translated entries, except obsolete and fuzzy ones."""
+    """Yield the source and translation of each translated entry, except obsolete and fuzzy entries."""
     for entry in load(path):
         if entry.translated() and not entry.obsolete:
             pairs = [(entry.msgid, entry.msgstr)]
@@ -64,7 +64,7 @@ def language_of_catalogue(path: Path) -> str | None:
 
 @dataclass(eq=False)
 class Gap:
-    """An empty translation of a catalogue's entry."""
+    """A missing translation of a catalogue's entry, or of a plural form of the entry."""
 
     entry: polib.POEntry
     source: str  # the text to translate

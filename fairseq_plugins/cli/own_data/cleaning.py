@@ -17,9 +17,9 @@ import numpy as np
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.parallel_text import Pair, writing
 
-LONGEST = 2000  # maximum number of characters of a side
+LONGEST = 2000  # maximum number of characters in each side of a pair
 RATIO = 9  # maximum ratio of the two sides' lengths in characters
-# The ratio is not limited if both sides have at most this many characters, because a translation of "OK" may be long.
+# Sides of at most SHORT characters may differ in length by any ratio, because a translation of "OK" may be long.
 SHORT = 50
 FEW = 200  # scores on fewer held-out pairs are unreliable
 LEAST = 20  # training pairs
@@ -68,15 +68,15 @@ def clean(
 ) -> dict[str, int]:
     """Clean the pairs, and write one line per pair to the files of ``train``, ``valid`` and, if given, ``test``.
 
-    A test part keeps all its pairs.  From a validation part, only broken and empty pairs are removed.  Without a
-    validation part, evenly spaced training pairs are held out after cleaning.  Their number is 1 % of the pairs, but at
-    least 200, at most 3000, and never more than a tenth of the pairs.
+    A test part keeps all its pairs.  A validation part loses only pairs with invalid UTF-8 or an empty side.  Without a
+    validation part, evenly spaced training pairs are held out after cleaning.  About 1 % of the training pairs are held
+    out, but at least 200, at most about 3000, and never more than a tenth.
 
     Args:
         parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
         languages: source and target language.
         folder: output folder.
-        keep: rules of `OPTIONAL` to switch off.
+        keep: cleaning rules of `OPTIONAL` to switch off.
 
     Returns:
         number of pairs in each part, and number of training pairs that each rule removed.
@@ -109,7 +109,8 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        same_source = np.isin(of_source, of_source[valid])  # equal to `valid`, unless --keep allows repeated sources
+        # `same_source` equals `valid`, unless --keep allows repeated sources.
+        same_source = np.isin(of_source, of_source[valid])
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source
     for language in languages:
@@ -132,7 +133,7 @@ def _write_usable_pairs(
     """Write the pairs for which `broken_rule` returns None.
 
     Returns:
-        keys of the written sources, and keys of the written pairs.
+        hashes of the written sources, and hashes of the written pairs, computed by `key`.
     """
     of_source, of_pair = array("q"), array("q")
     with _writing(folder, "usable", languages) as write:

@@ -140,7 +140,7 @@ def run(args: Namespace) -> None:
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     model = args.output / args.arch
-    if args.translate is not None:  # checked first, because the user may have moved the training text
+    if args.translate is not None:  # checked before the training text, which may be missing by now
         refuse_no_text(args.translate)
         refuse_untrained(model)
     before, texts = existing(args.output), texts_of(args)
@@ -174,7 +174,7 @@ def run(args: Namespace) -> None:
         commands = next_commands(args, folder, model, decoding)
         try:
             scores = score_held_out(folder, model, decoding)
-            if training is not None or not (model / CARD).exists():  # an existing card stays, because users may edit it
+            if training is not None or not (model / CARD).exists():  # keep the card, which users may edit
                 write_card(folder, model, scores, base, commands)
             if base is not None:
                 compare_with_base(scores, folder, model, base, args.user_dir)
@@ -219,7 +219,7 @@ def refuse_untrained(model: Path) -> None:
 
 
 def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FilePair]) -> tuple[str, str]:
-    """Return the source and target language; translation without TARGET has those of the folder.
+    """Return the source and target language; for --translate without TARGET, return the languages of OUT.
 
     Raises:
         ValueError: a language is missing, invalid, or different from the folder's.
@@ -228,7 +228,9 @@ def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FileP
         return languages_of(*texts["train"], args.source_lang, args.target_lang)
     for option, own in zip(("source", "target"), before.languages, strict=True):
         if (given := getattr(args, f"{option}_lang")) not in (None, own):
-            raise ValueError(f"--{option}-lang {given}: {args.output} has {own}; leave out the option")
+            raise ValueError(
+                f"--{option}-lang {given}: {args.output} has the {option} language {own}; leave out the option"
+            )
     return before.languages
 
 
@@ -264,8 +266,8 @@ def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | Non
 def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None) -> Training | None:
     """Return the training to run, and set ``args.metric``; return None if the training has finished.
 
-    A resumed training needs the same options, except limits such as --max-epoch.  Before the first checkpoint, all
-    options may change, for example after a crash for lack of memory.
+    A resumed training needs the options of the earlier call, except limits such as --max-epoch.  Before the first
+    checkpoint, all options may change, for example after a crash for lack of memory.
 
     Raises:
         ValueError: an option of --train is wrong, or the training began with other options.

@@ -18,7 +18,7 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 SETTINGS = "settings"
-PARTS = {"train": "training", "valid": "validation", "test": "test"}  # keys for file names, values for messages
+PARTS = {"train": "training", "valid": "validation", "test": "test"}  # file names use the keys, messages the values
 TOKENIZERS = ("sentencepiece", "moses")
 BEAM = 5
 METRICS = {"loss": "loss", "chrf": "chrF", "bleu": "BLEU"}  # values of --metric, and their names in messages
@@ -26,14 +26,14 @@ METRICS = {"loss": "loss", "chrf": "chrF", "bleu": "BLEU"}  # values of --metric
 VALIDATION_SEARCH = {"beam": 1, "max_len_a": 2, "max_len_b": 10, "unkpen": 1000}
 FIGURES = "figures.json"  # report of the cleaning, in the folder ``text``
 BEST = "checkpoint_best.pt"
-FINISHED = "finished"  # file beside the checkpoints; see `read_record`
-# A resumed training may change these options, because they limit only its length.
+FINISHED = "finished"  # file with --metric and --train of a finished training; see `read_record`
+# A resumed training may change the options in ENDS, which limit only the length of the training.
 ENDS = ("--max-epoch", "--max-update", "--patience", "--stop-time-hours", "--stop-min-lr")
 
 
 @dataclass(frozen=True)
 class Folder:
-    """Paths and languages of one folder."""
+    """Paths, languages and tokenizer of one folder of own-data."""
 
     path: Path
     languages: tuple[str, str]  # source and target
@@ -75,7 +75,7 @@ class Folder:
         options: list[object] = [self.binary, "--source-lang", source, "--target-lang", target, "--user-dir", user_dir]
         options += ["--path", checkpoint, "--beam", BEAM, "--task", "translation_fast"]
         if self.tokenizer == "sentencepiece":
-            # Pieces can spell any text, so no translation needs <unk>.
+            # sentencepiece's pieces can spell any text, so no translation needs <unk>.
             return [*options, "--bpe", "sentencepiece", "--sentencepiece-model", self.subwords, "--unkpen", 1000]
         return [*options, "--tokenizer", "moses", "--bpe", "subword_nmt", "--bpe-codes", self.subwords]
 
@@ -112,7 +112,7 @@ def existing(path: Path) -> Folder | None:
 
 
 def is_trained(model: Path) -> bool:
-    """Return whether the folder has a finished training and its checkpoint."""
+    """Return whether a model's folder has a finished training and the best checkpoint."""
     return (model / FINISHED).exists() and (model / BEST).exists()
 
 
@@ -142,7 +142,7 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
 
 
 def record_of(metric: str, train: str) -> str:
-    """Return the content of the file `FINISHED`: --metric, unless the metric is the loss, and the text of --train."""
+    """Return the content of the file `FINISHED`: options of --train, after --metric unless the metric is the loss."""
     return train if metric == "loss" else f"--metric {metric} {train}"
 
 
@@ -203,11 +203,11 @@ class HeldOut:
     """The translated lines of a held-out part, ``test`` or ``valid``."""
 
     part: str
-    language: str  # of the target
-    sources: Sequence[str]  # before preprocessing
+    language: str  # target language
+    sources: Sequence[str]  # source lines before preprocessing
     references: Sequence[str]
     sentences: Sequence[Sentence]  # n-best lists of the model
-    left_out: int  # lines that are too long for the model
+    left_out: int  # number of lines that are too long for the model
 
     @property
     def translations(self) -> list[str]:

@@ -105,11 +105,11 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
                 regions = (text for name, text in sides.items() if name.partition("-")[0] == language)
                 yield " ".join(sides.get(language, next(regions, "")).split())
                 element.clear()
-    except (ElementTree.ParseError, LookupError, ValueError) as error:  # Python's codecs raise the last two
+    except (ElementTree.ParseError, LookupError, ValueError) as error:  # codecs raise LookupError or ValueError
         raise ValueError(f"{path} is not valid XML: {error}; repair the file") from error
 
 
-_worker: list[Line] = []  # the function of this worker process
+_worker: list[Line] = []  # the function that this worker process applies to lines
 
 
 def _start(make: Callable[[], Line]) -> None:

@@ -51,7 +51,7 @@ def refuse_foreign_files(folder: Folder, model: Path) -> None:
     """Refuse to overwrite files that own-data did not create.
 
     Raises:
-        ValueError: such a file exists.
+        ValueError: own-data would overwrite a file that it did not create.
     """
     if not (folder.path / SETTINGS).exists():
         names = ("text", "data-bin", "subwords.model", "code", "tokens", "pieces.txt")

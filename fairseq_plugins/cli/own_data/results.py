@@ -70,7 +70,7 @@ def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
 
 
 def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, user_dir: Path) -> None:
-    """Print scores of the base model and the adapted model on the held-out text of each model."""
+    """Print scores of the base model and the adapted model, on the held-out text of the adaptation and of the base."""
     pairs = ((folder, base.checkpoint), (base.folder, base.checkpoint), (base.folder, model / BEST))
     new, old, forgotten = (
         scores_of(text, model / "comparison" / str(number), text.decoding_options(checkpoint, user_dir))
@@ -145,7 +145,7 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
 
 
 def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, commands: Mapping[str, str]) -> None:
-    """Write the card of a trained model; ``commands`` maps purposes to shell commands."""
+    """Write the model card of a trained model; ``commands`` maps purposes to shell commands."""
     source, target = folder.languages
     held_out = scores.held_out
     also = " (these lines also decided when to stop training)" if held_out.part == "valid" else ""
@@ -178,7 +178,7 @@ def write_card(folder: Folder, model: Path, scores: Scores, base: Base | None, c
 
 
 def card_of(checkpoint: Path) -> str:
-    """Return a trained model's card without the commands, or an empty string if there is no model or card."""
+    """Return a trained model's card without its commands; without model or card, return an empty string."""
     card = checkpoint.parent / CARD
     if not is_trained(checkpoint.parent) or not card.is_file():
         return ""

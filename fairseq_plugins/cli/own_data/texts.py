@@ -12,7 +12,7 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 FilePair = tuple[Path, Path]
 BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats with source and target in one file
-FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings that are not languages
+FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings of file names that are not languages
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
@@ -54,7 +54,7 @@ def _of_both_languages(path: Path) -> list[Path]:
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
     """Map names without the language to files, such as ``news.2013`` to ``news.2013.en.gz``.
 
-    Hidden files and folders are skipped.
+    Hidden files and all subfolders are skipped.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.iterdir()):
@@ -87,7 +87,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         source_lang = source_lang or "en"  # gettext's convention
         header = language_of_catalogue(catalogues[0])
         target_lang = target_lang or header
-        # The text's direction is that of the catalogue, from msgid to msgstr, and cannot be reversed.
+        # A catalogue translates from msgid to msgstr, and this direction cannot be reversed.
         bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
         if bases[0] == bases[1] != bases[2]:
             raise ValueError(

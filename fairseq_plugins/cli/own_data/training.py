@@ -41,9 +41,9 @@ LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
-TRIED = 3  # batches that are timed to estimate an epoch's time, after one batch as warm-up
+TRIED = 3  # number of batches that are timed to estimate an epoch's time, after one batch as warm-up
 SILENCE = 60  # minimum number of seconds between two messages about updates
-# Each option needs one of its packages.  Without a package, fairseq only logs a message and ignores the option.
+# Each logging option needs one of its packages.  Without a package, fairseq only logs a message and ignores the option.
 PACKAGES = {
     "tensorboard_logdir": ("tensorboard", "tensorboardX"),
     "wandb_project": ("wandb",),
@@ -82,7 +82,7 @@ class Training:
         for name in (word.partition("=")[0] for word in wishes if validation):
             if name in ("--task", "--best-checkpoint-metric"):
                 raise ValueError(f"--train: {name} is not allowed with --metric, which chooses it; remove one of them")
-        self.wishes = [*wishes, "--log-format", "json"]  # for progress messages and plot-loss
+        self.wishes = [*wishes, "--log-format", "json"]  # own-data and plot-loss parse JSON logs
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         for name, packages in PACKAGES.items():
             if found.get(name) and not any(map(find_spec, packages)):
@@ -98,11 +98,11 @@ class Training:
                 raise ValueError(
                     f"--train: {flag(name)} is not allowed, because own-data needs {save / BEST}; {instead}"
                 )
-        # fairseq's default --lr suits no schedule, so --lr must be given with --lr-scheduler.  A family's own schedule
-        # may compute its rates without --lr.
+        # fairseq's default --lr suits no schedule, so --lr must be given with --lr-scheduler.  Schedules of this plugin
+        # may compute their learning rates without --lr.
         needs_rate = getattr(LR_SCHEDULER_REGISTRY[found["lr_scheduler"]], "needs_rate", True)
         if needs_rate and found["lr"] == OptimizationConfig().lr:
-            raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a rate; add --lr")
+            raise ValueError(f"--train: --lr-scheduler {found['lr_scheduler']} needs a learning rate; add --lr")
 
     def settings(self, pairs: int, tokens: int) -> list[str]:
         """Return the options of `training_settings` that the user's criterion, optimizer and schedule accept.
@@ -188,7 +188,7 @@ class Training:
         lines = fairseq_lines("train", *words, before=f"{end_with_this_process()}\n{SAVE}")
         # With line buffering, the log has only complete lines even if the training is killed.
         with naming(self.log), closing(lines), self.log.open("a", encoding="utf-8", buffering=1) as log:
-            log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # for the model card
+            log.write(f"$ {shlex.join(['fairseq-train', *words])}\n")  # the model card quotes this line
             for line in lines:
                 log.write(line)
                 progress.see(line)
@@ -235,10 +235,10 @@ def parse(words: Sequence[str], **more: Any) -> Any:
     try:
         return options.parse_args_and_arch(parser, [*words], **more)
     except FileNotFoundError as error:
-        if error.errno is not None:  # not fairseq's own error
+        if error.errno is not None:  # fairseq's own FileNotFoundError has no errno
             raise
         raise ValueError(f"--train: --user-dir {error} is not a folder; give --user-dir to own-data itself") from error
-    except SyntaxError as error:  # a malformed Python list
+    except SyntaxError as error:  # fairseq could not parse a Python list
         raise ValueError(f"--train: {error.msg}: {error.text}; write a Python list, such as '[1, 2]'") from error
 
 
@@ -297,8 +297,8 @@ def training_settings(
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
     An adaptation has the longest warm-up.  On little text, training ends before the warm-up does, so the learning rate
-    stays low.  For a new model and validation by BLEU or chrF, the epochs of the warm-up are added to the patience: an
-    untrained model's random words may score higher than translations during the warm-up.
+    stays low.  If a new model is validated by BLEU or chrF, the patience grows by the epochs of the warm-up.  At
+    first, the random words of an untrained model may score higher than its translations some epochs later.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
@@ -346,7 +346,7 @@ class Progress:
                 self.see_validation(int(record["valid_num_updates"]), record)
 
     def see_updates(self, done: int, record: dict[str, Any]) -> None:
-        """Handle a record of training."""
+        """Handle a log record of training updates."""
         epochs = float(record["update"])  # rounded
         if epochs < 0.01:
             return
@@ -363,7 +363,7 @@ class Progress:
             self.tell(f"epoch {record['epoch']}, update {done}{self.left(done)}")
 
     def see_validation(self, done: int, record: dict[str, Any]) -> None:
-        """Handle a record of validation."""
+        """Handle a log record of a validation."""
         self.measure(done)
         loss, value = float(record["valid_loss"]), float(record[f"valid_{self.metric}"])
         best, before = float(record.get(f"valid_best_{self.metric}", value)), self.best

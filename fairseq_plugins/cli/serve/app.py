@@ -34,7 +34,7 @@ from fairseq_plugins.cli.serve.parameters import (
     unless_disconnected,
 )
 
-FILE_FACTOR = 10  # a file may have this many times as many characters as a text
+FILE_FACTOR = 10  # maximum number of characters in a file, as a multiple of the maximum for texts
 FILES = 4  # maximum number of files that are translated in parallel
 CHUNK = 128  # maximum number of a file's sentences in the queue
 
@@ -57,7 +57,7 @@ class Limits:
     """Limits of requests."""
 
     key: str | None  # API key
-    letters: int  # characters of the texts in a request
+    letters: int  # maximum number of characters in the texts of a request
     seconds: float  # time limit of an answer
     origins: list[str]  # web origins whose pages may call the server
 
@@ -93,7 +93,7 @@ class Api:
         return JSONResponse(answer)
 
     async def detect(self, request: Request) -> Response:
-        """Return the only source language; the text is not inspected."""
+        """Return the only source language of all models; the text is not inspected."""
         parameters = await self.allowed(request)
         text_of(parameters, "q")
         return JSONResponse([detected(self.source_for(None))])
@@ -239,7 +239,7 @@ Told = tuple[Sentence, dict[str, Any]]
 
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
-    """Return the sentences of each text, and the result of `Translator.explain` for each sentence."""
+    """Return the sentences of each text, each with its result of `Batches.translate`; empty sentences have ``{}``."""
     sentences = [split(text) for text in texts]
     flat = [each.text for text in sentences for each in text if each.text]
     if len(flat) > batches.most:

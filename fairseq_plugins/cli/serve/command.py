@@ -88,7 +88,7 @@ def _port(text: str) -> int:
 
 
 def run(args: Namespace) -> None:
-    """Serve until a signal.
+    """Serve until a signal stops the server.
 
     Raises:
         ValueError: a folder is not usable, or a package is missing.
@@ -130,7 +130,7 @@ def run(args: Namespace) -> None:
 
 
 def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
-    """Load the models of folders, and return them by their languages.
+    """Load the model of each folder, and return a dictionary from source and target language to model.
 
     Args:
         places: folders, optionally with languages, as in ``en:de=OUT``.

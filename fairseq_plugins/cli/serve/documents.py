@@ -57,8 +57,8 @@ def _between_spaces(chunk: str) -> Sentence:
 class Document:
     """A file to translate; ``fill`` gets translations of the texts, and returns the translated file and a report."""
 
-    name: str  # without a folder
-    texts: list[str]  # without repetitions
+    name: str  # file name without a folder
+    texts: list[str]  # distinct texts to translate
     fill: Callable[[Mapping[str, str]], tuple[bytes, str]]
 
     def sentences(self) -> list[str]:

@@ -26,7 +26,7 @@ HEADERS = {  # for all answers
     "x-content-type-options": "nosniff",
 }
 HEAD = 65536  # maximum number of bytes in a request's head
-GRACE = 0.2  # seconds for accepting connections, and for reading requests, that were sent before the shutdown
+GRACE = 0.2  # seconds that the server waits for connections and requests that were sent before the shutdown
 
 
 class Protocol(HttpToolsProtocol):
@@ -58,7 +58,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Start the time limit for the next request's head."""
+        """Expect the next request's head; its time limit starts when its first bytes arrive."""
         super().on_message_complete()
         self._in_head, self._size = True, 0
 
@@ -83,10 +83,10 @@ class Server(uvicorn.Server):
 async def serve(
     models: Mapping[Pair, Translator], limits: Limits, listening: socket.socket, threads: int, beam: int, most: int
 ) -> None:
-    """Serve until a signal.
+    """Serve until a signal stops the server.
 
     Args:
-        models: models by languages.
+        models: models by source and target language.
         limits: limits of a request.
         listening: socket that is bound to the server's address.
         threads: number of translating threads.
