@@ -84,11 +84,19 @@ def test_a_resumed_training_appends_to_its_log(data: Path, tmp_path: Path, capsy
         curves.append(read_curve(tmp_path / "save" / "train.log"))
     assert [len(curve) for curve in curves] == [1, 2]
     assert curves[1][:1] == curves[0]
-    told = re.findall(r"^epoch (\d), .* nll_loss [\d.]+, the best so far", capsys.readouterr().err, flags=re.MULTILINE)
+    told_in_all = capsys.readouterr().err
+    told = re.findall(r"^epoch (\d), .* nll_loss [\d.]+, the best so far", told_in_all, flags=re.MULTILINE)
     assert told == ["1", "2"]
+    assert re.findall(r"^Resumed after update (\d+)\.", told_in_all, flags=re.MULTILINE) == [str(curves[0][-1].updates)]
+    assert re.findall(r"^Training ended by (.+)\.$", told_in_all, flags=re.MULTILINE) == [
+        "--max-epoch 1",
+        "--max-epoch 2",
+    ]
     training = own_training.Training("convs2s_tiny", tmp_path / "save", [*wishes, "--max-update", "2"])
     training.run(data, data.parent / "train.tgt", [])
-    assert "nothing is left to train" in capsys.readouterr().err
+    told_in_all = capsys.readouterr().err
+    assert "nothing is left to train" in told_in_all
+    assert "Training ended" not in told_in_all
 
 
 @pytest.mark.parametrize(
@@ -184,7 +192,7 @@ class Training:
         self.now, self.best = 1000.0, 99.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         chosen = dict(zip(("patience", "max_epoch", "max_update"), limits, strict=True))
-        chosen |= {"best_checkpoint_metric": "loss", "maximize_best_checkpoint_metric": False}
+        chosen |= {"best_checkpoint_metric": "loss", "maximize_best_checkpoint_metric": False, "save_dir": "save"}
         self.progress = Progress(usual, chosen)
         self.progress.see("2026-01-01 00:00:00 | INFO | fairseq.trainer | {'begin'} training epoch 1")
 
@@ -253,6 +261,24 @@ def test_odd_lines_end_no_training(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert "1,204" in capsys.readouterr().err
     spans = {41.4: "41 s", 99: "99 s", 100: "2 min", 5940: "99 min", 6000: "1.7 hours"}
     assert {seconds: span(seconds) for seconds in spans} == spans
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("early stop since valid performance hasn't improved for last 3 runs", "--patience 3"),
+        ("Stopping training due to num_updates: 9 >= max_update: 9", "--max-update 9"),
+        ("end of epoch 2 (average epoch stats below)", "--max-epoch 2"),
+    ],
+)
+def test_the_option_that_ends_a_training_is_named(line, expected, monkeypatch, capsys) -> None:
+    training = Training(monkeypatch, 3, 2, 9)
+    training.progress.see(
+        "x | INFO | fairseq.trainer | Loaded checkpoint base/checkpoint_best.pt (epoch 7 @ 0 updates)\n"
+    )
+    for each in (line, "done training in 7.5 seconds"):
+        training.progress.see(f"x | INFO | fairseq_cli.train | {each}\n")
+    assert capsys.readouterr().err == f"Training ended by {expected}.\n"
 
 
 @pytest.mark.parametrize(("larger", "best"), [(True, "0.200"), (False, "0.100")])

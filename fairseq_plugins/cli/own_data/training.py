@@ -37,6 +37,13 @@ from fairseq_plugins.common.options import flag
 from fairseq_plugins.cpu.packing import has_bfloat16
 
 NOTHING_LEFT = "nothing is left to train"  # repairs/resuming.py logs this sentence
+# Parts of fairseq's log messages at the end of a training, and the option that causes each; only --max-epoch has none.
+ENDS = {
+    "early stop since valid performance": "patience",
+    "Stopping training due to num_updates": "max_update",
+    "Stopping training due to cumulative_training_time": "stop_time_hours",
+    "stopping training because current learning rate": "stop_min_lr",
+}
 LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
@@ -319,6 +326,7 @@ class Progress:
     """
 
     def __init__(self, usual: float, chosen: dict[str, Any]) -> None:
+        self.chosen, self.end = chosen, "max_epoch"  # all options, and the name of the option that ends the training
         self.usual, self.patience = usual, chosen["patience"]
         self.epochs, self.updates = (
             chosen[name] if chosen[name] > 0 else math.inf for name in ("max_epoch", "max_update")
@@ -336,8 +344,15 @@ class Progress:
         """Read a line of fairseq's log (``--log-format json``)."""
         if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
             self.tell(f"Skipped sentence pairs, too long for the model: {too_long[1]}.")
+        resumed = re.search(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", line)
+        if resumed and Path(resumed[1]).parent == Path(self.chosen["save_dir"]):  # not the base of an adaptation
+            self.tell(f"Resumed after update {resumed[2]}.")
+        self.end = next((option for text, option in ENDS.items() if text in line), self.end)
         if NOTHING_LEFT in line:
             self.tell(line.rpartition(" | ")[2].rstrip("\n"))
+            self.end = ""
+        if "done training in" in line and self.end:
+            self.tell(f"Training ended by {flag(self.end)} {self.chosen[self.end]}.")
         for record in records(line):
             # In fairseq's log, "update" counts epochs, and "num_updates" counts updates.
             if {"update", "num_updates"} <= record.keys():
