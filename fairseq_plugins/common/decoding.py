@@ -3,12 +3,13 @@
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
 A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and drops
-finished sentences.  The selection is stored as an index until the next step, so that each row is copied only once.
+finished sentences.  The indices of the selected rows are stored until the next step, so that each row is copied only
+once.
 
 Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
 When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.
-The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation therefore raises an error
-at a later call.
+The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation of the contract therefore
+raises an error only at a later call.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fairseq_plugins.cpu.packing import BatchWeights, prepare_linear
 if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
 
-_FIRST_CAPACITY = 16  # steps; default initial capacity, and minimum growth
+_FIRST_CAPACITY = 16  # default initial capacity, and minimum growth, in steps
 _BROKEN = "a row may move only within its sentence, and a sentence may move only if another sentence is dropped"
 
 _OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
@@ -54,30 +55,31 @@ class Decoding(Protocol):
 
         Args:
             tokens: one token per row, (R,).  In the first step, one token per sentence is also allowed.
-            order: index of the previous row that each row continues, in the shape of ``tokens``; None if no row moved.
+            order: index of the previous row that each row continues, in the shape of ``tokens``, or None if no
+                row moved.
 
         Returns:
             Features (R, width) and the reported attention, (R, S) or None.
         """
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Return the logits of features: (..., width) -> (..., V)."""
+        """Return the logits of features, (..., width) -> (..., V)."""
 
     def keep(self, kept: KeptSentences) -> None:
         """Drop all sentences except ``kept``.  The next step's ``order`` must contain only rows of kept sentences."""
 
 
 class StepwiseDecoding:
-    """The base class of `Decoding` for this plugin's decoders.
+    """A `Decoding` for this plugin's decoders; each model family has a subclass.
 
-    An object is used for one batch only, so the model's weights do not change during its lifetime.  This plugin's
-    search calls the methods of `Decoding`.  fairseq's search calls the decoder's ``forward``, which calls `decode`.
-    Each model family implements `set_up`, `compute` and, if its state needs them, `projected` and `grow`.
+    An instance is used for one batch only, during which the model's weights do not change.  This plugin's search calls
+    the methods of `Decoding`.  fairseq's search calls the decoder's ``forward``, which calls `decode`.  A subclass
+    implements `set_up`, `compute` and, if its state needs them, `projected` and `grow`.
 
     Args:
         source: encoder output, one entry per sentence.
         capacity: number of steps to allocate memory for.  If the capacity is given, the state is `fixed`.
-        words: candidate words to predict, see `selected_rows`; None for all words.
+        words: candidate words to predict (see `selected_rows`), or None for all words.
 
     Attributes:
         steps: number of steps so far, as a Python integer.
@@ -119,7 +121,10 @@ class StepwiseDecoding:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def projected(self) -> Iterable[Any]:
-        """Return the parts of the state with tensors per sentence; ``per_sentence`` of a part names these tensors."""
+        """Return the objects of the state whose tensors have one entry per sentence.
+
+        Each object lists the names of these tensors in its attribute ``per_sentence``.
+        """
         return ()
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
@@ -177,12 +182,12 @@ class StepwiseDecoding:
         return logits, {"attn": [None if a is None else torch.stack(attention, dim=1)]}  # type: ignore[arg-type]
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """Return a view with the rows grouped by sentence: (R, width) -> (B, k, width)."""
+        """Return a view with the rows grouped by sentence, (R, width) -> (B, k, width)."""
         return x.view(len(self.source.keys), -1, x.size(-1))
 
 
 class FairseqDecoding:
-    """A `Decoding` for fairseq's decoders, which read all words so far and a copy of the source per row."""
+    """A `Decoding` for fairseq's decoders, which read all words so far and one copy of the encoder output per row."""
 
     fixed = False
 
@@ -221,11 +226,11 @@ class FairseqDecoding:
 
 
 def reorder_rows(state: Tensor, order: Tensor | None) -> Tensor:
-    """Return a copy of a state, (R, ...), with its rows in a new order, (R,); without an order, return the state.
+    """Return a copy of a state, (R, ...), with its rows in a new order, (R,); if ``order`` is None, return the state.
 
-    Compiled code calls a custom operator without gradient, which the compiler cannot fuse with other operations.  With
-    fused operations, torch 2.6 to 2.9 may write the next state to memory that is still being read, and translations are
-    silently wrong.
+    Compiled code calls a custom operator without gradient, which the compiler cannot fuse with other operations.  If
+    the compiler fused the re-ordering, torch 2.6 to 2.9 might write the next state to memory that is still being read,
+    and translations would be silently wrong.
     """
     if order is None:
         return state
@@ -254,7 +259,7 @@ class KeptSentences:
 
         On a CPU, this method overwrites x and copies only the entries that move.  Do not use x afterwards.
         """
-        if x.device.type != "cpu":  # the host does not know which sentences move
+        if x.device.type != "cpu":  # on a GPU, the host does not know which sentences move
             return x.index_select(0, self.sentences)
         places, sentences = self._moves
         x.index_copy_(0, places, x.index_select(0, sentences))
@@ -296,7 +301,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether rows stay in their sentences, and whether sentences keep their places if none is dropped."""
+        """Return whether rows stay in their sentences and, if no sentence is dropped, sentences keep their places."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

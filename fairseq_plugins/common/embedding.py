@@ -18,7 +18,7 @@ class InputEmbedding(nn.Module):
 
     Args:
         words: word embeddings w; their ``padding_idx`` is the index of padding in the input.
-        max_positions: maximum number of tokens in a sentence; the first token after padding has the first position.
+        max_positions: maximum number of tokens in a sentence; positions do not count padding.
         positions: kind of position embeddings: ``learned``, ``sinusoidal`` (Vaswani et al. 2017, section 3.5) or None.
         dropout: probability of dropping an element.
         scale: number that word embeddings are multiplied by.
@@ -44,7 +44,7 @@ class InputEmbedding(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embed whole sentences, padded on either side: (B, T) -> (B, T, f)."""
+        """Embed whole sentences, padded on either side, (B, T) -> (B, T, f)."""
         x = self._embed_words(tokens)
         if self.positional:
             if tokens.size(1) > self.max_positions:
@@ -54,10 +54,10 @@ class InputEmbedding(nn.Module):
         return self.dropout(x)
 
     def step(self, tokens: Tensor, position: Tensor) -> Tensor:
-        """Embed one token per row: (rows,) -> (rows, f).
+        """Embed one token per row, (rows,) -> (rows, f).
 
-        ``position``, (1,) for all rows or (rows,), counts from zero.  The caller must call `check_length`,
-        because a check here would synchronise with the device.
+        ``position`` is counted from zero; its shape is (1,) if all rows have the same position, otherwise (rows,).  The
+        caller must first call `check_length`, because a check in this method would synchronise with the device.
         """
         x = self._embed_words(tokens)
         if self.positional:

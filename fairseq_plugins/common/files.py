@@ -28,7 +28,7 @@ def refuse_pipe(path: Path) -> None:
 
 
 def count_lines(path: Path) -> int:
-    """Count the lines of a file that will be read again."""
+    """Count the lines of a text file; refuse an empty file, and a pipe, which could not be read again."""
     refuse_pipe(path)
     number, line = 0, ""
     with path.open("rb") as file:
@@ -54,7 +54,7 @@ def beside(path: Path) -> Iterator[Path]:
         yield unfinished
         if not unfinished.is_dir():
             with unfinished.open("rb") as file:
-                os.fsync(file.fileno())  # otherwise a power failure may leave the new name without the content
+                os.fsync(file.fileno())  # otherwise, a power failure may leave ``path`` without content
         unfinished.replace(path)
     except BaseException:
         _remove(unfinished)  # the unfinished file may have filled the disk
@@ -78,7 +78,8 @@ def replacing(path: Path) -> Iterator[Path]:
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = Path(os.path.realpath(path))
-        if target.is_symlink() or (target.exists() and not target.is_file()):  # opening a loop of links raises an error
+        # A resolved path that is a symbolic link belongs to a loop of links; opening ``path`` then raises an error.
+        if target.is_symlink() or (target.exists() and not target.is_file()):
             yield path
         else:
             if target.exists() and not os.access(target, os.W_OK):
@@ -109,9 +110,10 @@ def _name_beside(path: Path) -> Path:
     """Return a temporary path for this process, and remove temporary files of killed processes on this machine."""
     before, after = f"{path.name}.{os.uname().nodename}-", ".tmp"
     own = path.with_name(f"{before}{os.getpid()}{after}")
-    _remove(own)  # a killed process with the same number may have left a file
+    _remove(own)  # a killed process with the same process number may have left this file
     for left in path.parent.glob(f"{escape(before)}*{after}"):
-        with suppress(ValueError, OverflowError, PermissionError):  # PermissionError: another user's process
+        # A PermissionError means that the process exists and belongs to another user.
+        with suppress(ValueError, OverflowError, PermissionError):
             try:
                 os.kill(int(left.name[len(before) : -len(after)]), 0)
             except ProcessLookupError:
@@ -134,7 +136,7 @@ def _standard_stream(path: Path) -> int | None:
     A standard stream must not be opened by its path, because this would overwrite a file that receives the stream.
     """
     for number in (1, 2):
-        with suppress(OSError):  # there is no such file, or the stream is closed
+        with suppress(OSError):  # ``path`` does not exist, or the stream is closed
             if os.path.samestat(os.fstat(number), path.stat()):
                 return number
     return None

@@ -1,8 +1,8 @@
 """Linear maps and weight normalisation (Salimans & Kingma 2016): ``w = g v / |v|``.
 
 A normalised weight w is computed from its parameters g and v each time w is read, because training updates g and v.
-Decoding computes w once, which is called folding.  In checkpoints, g and v have the names that torch's parametrisation
-uses.  torch's parametrisation itself is not used, because it changes the class of a module.
+For decoding, w is computed only once; this is called folding.  In checkpoints, g and v have the names that torch's
+parametrisation uses.  torch's parametrisation itself is not used, because it changes the class of a module.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch'
 
 
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:
-    """Return ConvS2S's linear map: a normalised weight and a zero bias (appendix A).
+    """Return a linear map with a normalised weight and a bias of zero, initialised as in ConvS2S (appendix A).
 
     The initial weight has the standard deviation √(p/n) for n inputs, which dropout retains with probability p.
     """

@@ -40,7 +40,7 @@ class SourceEncoder(FairseqEncoder):
 
     @abstractmethod
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
-        """From embeddings, (B, S, f), and a padding mask, (B, S), compute keys and values, (B, S, width) each."""
+        """Compute keys and values, (B, S, width) each, from embeddings, (B, S, f), and a padding mask, (B, S)."""
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor | None = None, **unused: object) -> Source:
         """Encode a batch, (B, S), padded on either side; padding determines the lengths."""
@@ -58,11 +58,17 @@ class SourceEncoder(FairseqEncoder):
 
 
 class IncrementalDecoder(FairseqIncrementalDecoder):
-    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`."""
+    """A decoder whose state between steps is one object per batch, a `StepwiseDecoding`.
 
-    decoding_class: ClassVar[type[StepwiseDecoding]]  # subclass of `StepwiseDecoding` for this decoder
-    output_projection: nn.Linear  # linear map from features to logits
-    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
+    Attributes:
+        decoding_class: subclass of `StepwiseDecoding` for this decoder.
+        output_projection: linear map from features to logits.
+        packing: packed weights of the current batch, set by `with_packing`.
+    """
+
+    decoding_class: ClassVar[type[StepwiseDecoding]]
+    output_projection: nn.Linear
+    packing: BatchWeights | None = None
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -84,10 +90,10 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     @abstractmethod
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the modules that attend to the source, by layer number from 1; plot-attention shows their attention.
+        """Return the modules that attend to the source, by layer number from 1, for the command plot-attention.
 
         If a module has a method ``weights``, this method returns the attention, (B, h, T, S), for the same inputs as
-        ``forward``.  Otherwise the attention, (B, T, S), is the second output of the module.
+        the module's ``forward``.  Otherwise the attention, (B, T, S), is the second output of ``forward``.
         """
 
     def extract_features(
@@ -98,7 +104,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
         return features, {"attn": [attention]}
 
     def output_layer(self, features: Tensor, **unused: object) -> Tensor:
-        """Return logits over the vocabulary: (..., width) -> (..., V)."""
+        """Return logits over the vocabulary, (..., width) -> (..., V)."""
         return self.output_projection(features)
 
     def start(
@@ -161,12 +167,12 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     Attributes:
         family: name of the model family, for error messages.
-        shortest_warmup: minimum number of warm-up updates when own-data trains the model.
+        shortest_warmup: minimum number of warm-up updates when the command own-data trains the model.
         onnx_program: name of the module that builds the ONNX programs.  The module's functions ``encode``, ``set_up``
             and ``step`` add operators to the programs, and its ``PARTS`` lists the classes that can be exported.
-            Subclasses do not inherit ``onnx_program``, because they may compute a different function.
-        converters: name of a module with a function ``convert``, for each model of fairseq whose checkpoints can be
-            converted to this family.
+            Each subclass must set ``onnx_program`` again to be exported, because it may compute a different function.
+        converters: modules whose function ``convert`` converts checkpoints of a fairseq model to this family; a mapping
+            from the name of the fairseq model to the name of the module.
         state_version: version of the checkpoint layout, saved as a buffer.
     """
 
@@ -197,14 +203,14 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def build_model(cls: type[ModelT], cfg: Options, task: FairseqTask) -> ModelT:
-        """Call `build` for fairseq."""
+        """Refuse targets padded on the left, then call `build`; fairseq calls this method."""
         if getattr(getattr(task, "cfg", None), "left_pad_target", False):
             raise ValueError(f"--left-pad-target: {cls.family} needs targets padded on the right; remove the option")
         return cls.build(cfg, task)
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return the options that own-data passes to fairseq-train: criterion, optimizer and schedule.
+        """Return the options that the command own-data passes to fairseq-train: criterion, optimizer and schedule.
 
         After warm-up the learning rate is 0.04 / sqrt(updates), as in examples/multi30k.
         """
@@ -224,7 +230,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
         remove_weight_norm_(self)
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
-        """Adapt a checkpoint to this model; a model prepared for inference also accepts normalised weights."""
+        """Adapt a checkpoint to this model; a model without weight normalisation also accepts normalised weights."""
         super().upgrade_state_dict_named(state_dict, name)
         found = int(state_dict.get("version", self.state_version))
         if found > self.state_version:

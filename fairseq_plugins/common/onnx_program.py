@@ -22,9 +22,12 @@ from torch import Tensor, nn
 from fairseq_plugins.cpu.packing import quantise
 
 OPSET = 18
-CONTRIBUTED = "com.microsoft"  # domain of onnxruntime's own operators
-_PAGE = 4096  # bytes; alignment for memory mapping
-_SMALL = 2048  # bytes; smaller weights are stored in the program
+# The domain of onnxruntime's own operators.
+CONTRIBUTED = "com.microsoft"
+# Weights in the weight file begin at multiples of `_PAGE` bytes, for memory mapping.  Weights of at most `_SMALL` bytes
+# are stored in the programs instead.
+_PAGE = 4096
+_SMALL = 2048
 
 Sizes = list[str | int]  # sizes of a tensor
 
@@ -40,7 +43,10 @@ class Weights:
         self._places: dict[object, int] = {}
 
     def tensor(self, name: str, value: np.ndarray[Any, Any]) -> TensorProto:
-        """Return the entry of a weight in a program; write the weight to the file unless the file contains it."""
+        """Return a weight as a program stores it: the values of a small weight, or a large weight's place in the file.
+
+        A large weight is written to the file unless the file contains an equal weight.
+        """
         if value.nbytes <= _SMALL:
             return numpy_helper.from_array(value, name)
         content = value.tobytes()
@@ -57,7 +63,7 @@ class Weights:
 
 
 class Program:
-    """A builder of a program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
+    """A builder of an ONNX program: ``program.Add(x, y)`` adds an operator and returns the name of its result.
 
     An argument is the name of a result, a weight (torch tensor or array), or a number, which becomes a constant.
     """
@@ -78,7 +84,7 @@ class Program:
         return partial(self.add, operator)
 
     def add(self, operator: str, *arguments: Any, outputs: int = 1, domain: str = "", **attributes: Any) -> Any:
-        """Add an operator, and return the name of its result, or a list of names."""
+        """Add an operator, and return the name of its result, or a list of names if it has several results."""
         inputs = ["" if each is None else self.value(each) for each in arguments]
         number = next(self._numbers)
         results = [f"{operator}_{number}_{place}" for place in range(outputs)]
@@ -135,7 +141,7 @@ class Program:
         return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
 
     def rows(self, table: Tensor, numbers: str) -> str:
-        """Add a lookup of rows of a matrix, (V, K), by indices of any shape: (...) -> (..., K)."""
+        """Add a lookup of rows of a matrix, (V, K), by indices of any shape, (...) -> (..., K)."""
         if not self.weights.int8:
             return self.Gather(table, numbers)
         steps, scale = quantise(table)
@@ -161,11 +167,11 @@ class Program:
         return self.Slice(x, [start], [end], [axis])
 
     def by_sentence(self, x: str, *sizes: int) -> str:
-        """Group rows by sentence: (N, ...) -> (B, T, ...), where a sentence has T words or hypotheses."""
+        """Group rows by sentence, (N, ...) -> (B, T, ...), where a sentence has T words or hypotheses."""
         return self.Reshape(x, self.Concat(self.shape, list(sizes), axis=0))
 
     def heads(self, x: str, heads: int, width: int, *, columns: bool = False) -> str:
-        """Split heads: (N, h·v) -> (B, h, T, v), or (B, h, v, T) as columns."""
+        """Split heads, (N, h·v) -> (B, h, T, v), or (B, h, v, T) as columns."""
         return self.Transpose(self.by_sentence(x, heads, width), perm=[0, 2, 3, 1] if columns else [0, 2, 1, 3])
 
     def glu(self, x: str) -> str:
@@ -191,32 +197,43 @@ def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx
 
 
 class SourceProgram(Program):
-    """A builder of the program that encodes the source, padded on the right, and computes the inputs of steps."""
+    """A builder of the program that encodes the source, padded on the right, and computes the inputs of steps.
+
+    The attributes are names of tensors in the program.
+
+    Attributes:
+        words: indices of the source tokens, (B, S).
+        length: the number S of positions, (1,).
+        mask: one at tokens and zero at padding, (B, S, 1).
+        lengths: number of tokens in each sentence, (B,), which LSTMs need.
+        bias: bias of attention scores, (B, 1, S), which excludes padding.
+        only_words: bias that excludes padding and the end of the sentence, (B, 1, S).
+    """
 
     def __init__(self, weights: Weights, pad: int, eos: int) -> None:
         super().__init__(weights)
         self.words = self.input("words", np.int64, ["B", "S"])
-        is_token = self.Not(self.Equal(self.words, pad))  # (B, S)
+        is_token = self.Not(self.Equal(self.words, pad))
         self.shape = self.Shape(self.words)
         _, self.length = self.chunks(self.shape, 2, axis=0)
-        self.mask = self.Unsqueeze(self.Cast(is_token, to=TensorProto.FLOAT), [2])  # (B, S, 1)
-        self.lengths = self.ReduceSum(self.Cast(is_token, to=TensorProto.INT32), [1], keepdims=0)  # (B,), for LSTMs
-        self.bias = self._bias(is_token)  # bias of attention scores, (B, 1, S)
+        self.mask = self.Unsqueeze(self.Cast(is_token, to=TensorProto.FLOAT), [2])
+        self.lengths = self.ReduceSum(self.Cast(is_token, to=TensorProto.INT32), [1], keepdims=0)
+        self.bias = self._bias(is_token)
         self.only_words = self._bias(self.And(is_token, self.Not(self.Equal(self.words, eos))))
 
     def _bias(self, seen: str) -> str:
         return self.Unsqueeze(self.Where(seen, 0.0, -np.inf), [1])
 
     def flat(self, x: str, width: int) -> str:
-        """Flatten to rows: (B, S, width) -> (N, width)."""
+        """Flatten to rows, (B, S, width) -> (N, width)."""
         return self.Reshape(x, [-1, width])
 
     def transposed(self, x: str) -> str:
-        """Swap the last two dimensions: (B, S, width) -> (B, width, S)."""
+        """Swap the last two dimensions, (B, S, width) -> (B, width, S)."""
         return self.Transpose(x, perm=[0, 2, 1])
 
     def windows(self, x: str, width: int, padding: tuple[int, int]) -> str:
-        """Concatenate the w inputs around each position, zeros outside the sentence: (N, width) -> (N, w·width)."""
+        """Concatenate the w inputs around each position, zero outside the sentence, (N, width) -> (N, w·width)."""
         x = self.Mul(self.by_sentence(x, width), self.mask)
         if sum(padding):
             before, after = padding
@@ -230,12 +247,15 @@ class StepProgram(Program):
     """A builder of the program of a decoding step.
 
     Inputs from the source have one entry per sentence, and are the same in all steps.  States have one entry per row,
-    and each step first re-orders them.  Keys and values of earlier steps stay where they are; the caller passes a bias
-    that masks the keys that do not belong to a row.
+    and each step first re-orders them.  Keys and values of earlier steps are not re-ordered; instead, the caller passes
+    a bias that masks, for each row, the keys of other hypotheses.
 
     Args:
-        sources: sizes of the inputs from the source; the last of these inputs is a bias that restricts the reported
-            attention to words.
+        sources: sizes of the inputs from the source; the last of these inputs is a bias that excludes padding and the
+            end of the sentence from the reported attention.
+
+    Attributes:
+        states: width of each state, by the name of its input.
     """
 
     def __init__(self, weights: Weights, sources: list[Sizes]) -> None:
@@ -245,7 +265,7 @@ class StepProgram(Program):
         given = [self.input(f"source{n}", np.float32, sizes) for n, sizes in enumerate(sources)]
         *self.sources, self.only_words = given
         self.shape = self.Concat(self.columns(self.Shape(self.sources[0]), 0, 1), [-1], axis=0)  # (B, k)
-        self.states: dict[str, int] = {}  # name and width of each state
+        self.states: dict[str, int] = {}
         self._attending = 0  # number of calls of `attend_to_past` so far
         self._order = ""
         self._past_bias = ""
@@ -259,7 +279,7 @@ class StepProgram(Program):
         return name
 
     def reordered(self, state: str) -> str:
-        """Add a state with its rows in the order of this step, (R, width)."""
+        """Add the re-ordering of a state's rows to the order of this step, (R, width)."""
         return self.Gather(state, self._order, axis=0)
 
     def keep(self, state: str, after: str) -> None:
@@ -267,7 +287,7 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add attention to the earlier steps and the current step: (B, h, k, v) -> (B, h, k, v).
+        """Add attention to the earlier steps and the current step, (B, h, k, v) -> (B, h, k, v).
 
         ``keys_values`` are keys and values of the current step, concatenated, (R, 2·h·v).
         """

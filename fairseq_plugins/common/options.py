@@ -1,7 +1,8 @@
 """Options of models: defaults, allowed ranges, architectures (named sets of options), and lists of layers.
 
-In a configuration class, the default of an option that differs between architectures is None.  hydra applies defaults
-before the architecture's function runs, and the function can distinguish only None from a user's value.
+In a configuration class, an option whose value differs between architectures has the default None.  hydra applies
+defaults before fairseq calls the architecture's function.  This function replaces only None, because it cannot
+distinguish any other default from a user's value.
 """
 
 from __future__ import annotations
@@ -91,16 +92,19 @@ def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
             raise ValueError(f"{flag(each.name)} must be {allowed}, got {value}")
 
 
-_MAX_LENGTH = 1000  # elements of a list
-_MAX_SIZE = 10_000  # values in a list and in its nested lists
-_MAX_TEXT = 100_000  # characters; Python's parser needs over 1000 bytes per character, and crashes on deep nesting
+# The largest number of elements in a list, and of values in a list together with its nested lists.
+_MAX_LENGTH = 1000
+_MAX_SIZE = 10_000
+# The largest number of characters in an option.  Python's parser needs over 1000 bytes per character, and crashes on
+# deep nesting.
+_MAX_TEXT = 100_000
 
 
 def literal(text: str) -> Any:
     """Return the value of a Python literal, in which ``+`` may join lists and ``*`` may repeat a list.
 
-    fairseq's options contain such text, for example ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes it to
-    ``eval``, which runs any code.  Tuples can be joined and repeated like lists.
+    fairseq's options contain such text, for example ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes this
+    text to ``eval``, which runs any code.  Tuples can be joined and repeated like lists.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
@@ -147,7 +151,7 @@ def _size(value: Any) -> int:
     return 1 + sum(map(_size, value)) if isinstance(value, list | tuple) else 1
 
 
-MOST_LAYERS = 200  # a hostile checkpoint could otherwise exhaust the memory
+MOST_LAYERS = 200  # without a limit, a hostile checkpoint could exhaust the memory
 
 
 class ConvolutionSpec(NamedTuple):

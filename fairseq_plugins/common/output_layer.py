@@ -1,4 +1,4 @@
-"""Output layers for candidate words (L'Hostis et al. 2016, arXiv 1610.00072).
+"""Output layers that predict only candidate words of the vocabulary (L'Hostis et al. 2016, arXiv 1610.00072).
 
 V outputs, K inputs, n selected outputs.
 """
@@ -28,7 +28,7 @@ _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBas
 
 
 def has_plain_softmax(model: BaseFairseqModel) -> bool:
-    """Return whether fairseq's methods compute the model's probabilities: a softmax of the decoder's output."""
+    """Return whether the model's probabilities are a softmax of the decoder's output, computed by fairseq's methods."""
     decoder = model.decoder
     return (
         decoder.adaptive_softmax is None
@@ -43,7 +43,7 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
     """Within the ``with`` block, make the model's decoder predict only candidate words: output i is candidate i.
 
     Use this function in training.  Other threads must not use the model at the same time, because this function
-    modifies it.  The rows of the output layer are selected when the context is entered, and gradients reach the model's
+    modifies it.  The rows of the output layer are selected when the block is entered, and gradients reach the model's
     parameters.  Input tokens remain indices of the dictionary.  The model may be inside a wrapper for distributed
     training.
     """
@@ -77,7 +77,7 @@ def with_part(module: ModuleT, name: str, part: nn.Module) -> ModuleT:
 
 
 def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
-    """Return a linear map that computes only selected outputs of ``linear``: (..., K) -> (..., n).
+    """Return a linear map that computes only selected outputs of ``linear``, (..., K) -> (..., n).
 
     Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, which copies of a model
     share like parameters.  The weight may be normalised per row, by this plugin or by torch's `weight_norm`.  The

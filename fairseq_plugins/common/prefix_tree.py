@@ -1,8 +1,8 @@
 """A prefix tree of several target sentences per source sentence.
 
-A prefix is the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: a set
-of eight hypotheses has about a third as many distinct prefixes as words.  A decoder needs to compute each
-distinct prefix only once.
+A prefix consists of the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: a
+set of eight hypotheses has about a third as many distinct prefixes as words.  A decoder needs to compute each distinct
+prefix only once.
 
 B sentences, R rows (target sentences), T target positions, M distinct prefixes in the batch, N maximum number of
 prefixes per sentence, C width.
@@ -20,7 +20,8 @@ from torch import Tensor
 class PrefixTree:
     """The distinct prefixes of a batch.
 
-    Prefixes are grouped by sentence.  The parent of a prefix is the prefix without its last word, and precedes it.
+    Prefixes are grouped by sentence.  The parent of a prefix is the prefix without the last word.  A parent precedes
+    its children.
 
     Args:
         rows: words to predict in each target sentence, including the end of the sentence.
@@ -75,7 +76,7 @@ class PrefixTree:
         self._flat = real.flatten().nonzero().squeeze(1)  # (M,)
 
     def windows(self, x: Tensor, width: int) -> Tensor:
-        """Return the windows of a causal convolution, the inputs of the last ``width`` words: (M, C) -> (M, width·C).
+        """Return the windows of a causal convolution, the inputs of the last ``width`` words, (M, C) -> (M, width·C).
 
         Windows contain zeros before the first word.
         """
@@ -85,11 +86,11 @@ class PrefixTree:
         return F.embedding(torch.stack(places, dim=1), _with_zeros(x)).flatten(1)
 
     def by_sentence(self, x: Tensor) -> Tensor:
-        """Group values of prefixes by sentence, padded with zeros: (M, C) -> (B, N, C)."""
+        """Group values of prefixes by sentence, padded with zeros, (M, C) -> (B, N, C)."""
         return F.embedding(self._places, _with_zeros(x))
 
     def flat(self, x: Tensor) -> Tensor:
-        """Undo `by_sentence`: (B, N, C) -> (M, C)."""
+        """Undo `by_sentence`, (B, N, C) -> (M, C)."""
         return F.embedding(self._flat, x.flatten(0, 1))
 
     def bias(self, dtype: torch.dtype) -> Tensor:
@@ -97,7 +98,7 @@ class PrefixTree:
         sentences, most = self._places.shape
         starts = self._places[:, :1]
         parents = self._parents.index_select(0, self._places.flatten()).view_as(self._places)
-        parents = (parents - starts).where(parents < self.size, most)  # (B, N), N for roots
+        parents = (parents - starts).where(parents < self.size, most)  # (B, N); roots have the parent N
         parents = F.pad(parents, (0, 1), value=most)
         bias = torch.full((sentences, most, most + 1), float("-inf"), dtype=dtype, device=starts.device)
         seen = torch.arange(most, device=starts.device).expand(sentences, -1)

@@ -11,14 +11,23 @@ from torch import Tensor
 
 @dataclass
 class Source:
-    """The encoder output for B sentences of up to S tokens."""
+    """The encoder output for B sentences of up to S tokens.
 
-    keys: Tensor  # (B, S, f)
-    values: Tensor  # (B, S, f)
-    padding_mask: Tensor  # true at padding, (B, S)
-    rows: Tensor | None = None  # index of each decoder row's sentence, (rows,); None if each sentence has one row
-    bias: Tensor = field(init=False)  # result of `padding_bias`, (B, 1, S)
-    sqrt_lengths: Tensor = field(init=False)  # square root of each sentence's length without padding, (B, 1, 1)
+    Attributes:
+        keys: keys of the decoder's attention, (B, S, f).
+        values: values of the decoder's attention, (B, S, f).
+        padding_mask: true at padding, (B, S).
+        rows: index of each decoder row's sentence, (rows,), or None if each sentence has one row.
+        bias: result of `padding_bias`, (B, 1, S).
+        sqrt_lengths: square root of each sentence's length without padding, (B, 1, 1).
+    """
+
+    keys: Tensor
+    values: Tensor
+    padding_mask: Tensor
+    rows: Tensor | None = None
+    bias: Tensor = field(init=False)
+    sqrt_lengths: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.bias = padding_bias(self.padding_mask, self.keys.dtype)
@@ -26,7 +35,7 @@ class Source:
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def __getitem__(self, part: int) -> Tensor:
-        """Return keys, values or padding mask by number; fairseq's NaN detector indexes the outputs of modules."""
+        """Return keys (0), values (1) or padding mask (2); fairseq's NaN detector indexes the outputs of modules."""
         return (self.keys, self.values, self.padding_mask)[part]
 
     def reorder(self, new_order: Tensor) -> Source:

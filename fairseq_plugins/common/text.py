@@ -8,8 +8,9 @@ from importlib.util import find_spec
 from typing import Any
 
 LONGEST = 500  # characters; subword-nmt needs minutes for a word of many thousands of characters
-# sacreBLEU's tokenizers, by language; other languages use 13a. The tokenizers spm and flores200 are not used, because
-# sacreBLEU downloads them.
+
+# sacreBLEU's tokenizers, by language; other languages use 13a.  The tokenizers spm and flores200 are not used, because
+# sacreBLEU would download their models.
 BY_LANGUAGE = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),

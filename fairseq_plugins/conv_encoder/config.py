@@ -36,8 +36,8 @@ DEFAULTS = {
     "init_range": 0.05,
 }
 
-# Options that only the named encoder types read.  With another encoder type, a listed option causes a warning.  Sizes
-# of other encoder types cause no warning, so they are not listed.
+# This table lists the encoder types that read an option.  With another encoder type, the option causes a warning.
+# Options with the default None are not listed, because the architecture may have set their values.
 _OF_TYPES = {
     "no_residual": ("convolutional",),
     "single_stack": ("convolutional",),
@@ -51,7 +51,7 @@ _OF_TYPES = {
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = option(
-        None, "dropout on embeddings and decoder output, and between LSTM layers", FRACTION
+        None, "dropout on embeddings, outputs of decoder and LSTM encoder, and between LSTM layers", FRACTION
     )
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = option(  # type: ignore[valid-type]
         None, "encoder: convolutional (section 3.2), pooling (section 3.1), or a baseline, lstm or bilstm (section 2)"
@@ -74,7 +74,7 @@ class ConvEncoderConfig(FairseqDataclass):
     no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling: no position embeddings")
     pooling_width: int = option(5, "pooling: k, the number of embeddings that are averaged; must be odd", SIZE)
     encoder_hidden_size: Optional[int] = option(
-        None, "lstm and bilstm: units of an LSTM, for bilstm per direction", SIZE
+        None, "lstm and bilstm: units of an LSTM layer, per direction for bilstm", SIZE
     )
     encoder_lstm_layers: Optional[int] = option(None, "lstm and bilstm: number of layers", Range(1, MOST_LAYERS))
     encoder_lstm_positional_embeddings: bool = option(False, "lstm and bilstm: add position embeddings (table 1)")
@@ -111,7 +111,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "conv_encoder_wmt_en_fr": {**_depths(20, 5), "dropout": 0.1, "decoder_layers": 2},
     # Table 1, IWSLT'14.
     "conv_encoder_pooling": {"encoder_type": "pooling"},
-    # Table 1, IWSLT'14.  For WMT, the paper's embeddings have 512 dimensions, and English-French has two layers.
+    # Table 1, IWSLT'14.  On WMT, the paper's BiLSTM has embeddings of 512 dimensions, and two layers for
+    # English-French.
     "conv_encoder_bilstm": {"encoder_type": "bilstm"},
     # Not in the paper: a model for the quickstart, which trains in minutes on two cores.  The paper's range of
     # initial weights suits layers with 512 units.  Narrow layers need a wider range, or attention converges to wrong

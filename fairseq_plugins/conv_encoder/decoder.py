@@ -1,9 +1,9 @@
 """The LSTM decoder with attention (Gehring et al. 2016, section 2).
 
-A library's fused LSTM cannot be used, because the input of a step includes attention, which depends on the previous
-state.  The loop over time computes only values that depend on the state.  Before the loop, the input's contribution to
-the gates is computed for all steps in one product.  In the backward pass, the gradients of weights and encoder output
-are computed after the loop, also in one product each.
+A fused LSTM, such as cuDNN's, cannot be used, because the input of a step includes attention, which depends on the
+previous state.  The loop over time computes only values that depend on the state.  Before the loop, the input's
+contribution to the gates is computed for all steps in one product.  In the backward pass, the gradients of weights and
+encoder output are computed after the loop, also in one product each.
 
 B sentences, T target positions, S source positions, H units, f embedding width, V vocabulary; k hypotheses (rows) per
 sentence, R = B·k.
@@ -63,12 +63,12 @@ class AttentiveLSTM(nn.Module):
 
 
 class _Recurrence(torch.autograd.Function):
-    """The loop over time, with its own backward pass.
+    """The loop over time of `AttentiveLSTM`, with a hand-written backward pass.
 
     Args of `apply`:
-        x: W_g g + b, (T, B, 4H).
-        q: g + b_d, (T, B, f).
-        keys, values: (B, S, f).
+        x: contribution of g to the gates, W_g g + b, (T, B, 4H).
+        q: terms of the queries that do not depend on the state, g + b_d, (T, B, f).
+        keys, values: encoder output, (B, S, f) each.
         bias: bias of the scores, (B, 1, S); without gradient.
         w_h: rows of the recurrent matrix, followed by the rows of W_d, (4H + f, H).
         w_c: matrix that maps the context to the gates, (4H, f).
@@ -115,7 +115,8 @@ class _Recurrence(torch.autograd.Function):
         steps, batch, width = gates.shape
         to_state, to_context = (prepare_linear(weight.t().contiguous(), None, batch) for weight in (w_h, w_c))
         columns = values.transpose(1, 2)
-        # Gradients of all steps.  `grads` concatenates the gradients of the gates' pre-activations and of the queries.
+        # Memory for the gradients of all steps.  `grads` concatenates the gradients of the gates' pre-activations and
+        # of the queries.
         grads = gates.new_empty(*gates.shape[:2], width + keys.size(2))
         grad_scores, grad_contexts = torch.empty_like(attention), torch.empty_like(contexts)
         grad_h, grad_cell = torch.zeros_like(states[0]), torch.zeros_like(cells[0])
@@ -199,16 +200,20 @@ class ConditionalInput:
 
     The scores are ``d·z = h·(W_dᵀ z) + b_d·z + g·z`` for ``d = W_d h + b_d + g``.  The contribution to the gates is
     ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.  Therefore ``W_dᵀ z``, ``b_d·z`` and ``W_c v_j`` are computed once.
+
+    Attributes:
+        keys: z, followed by W_dᵀ z, so that one product with concatenated g and h gives the scores, (B, f + H, S).
+        bias: bias of the scores, (B, 1, S).
+        values: W_c v_j for each source position j, (B, S, 4H).
     """
 
     per_sentence = "keys", "bias", "values"
 
     def __init__(self, lstm: AttentiveLSTM, source: Source) -> None:
         z = source.keys.transpose(1, 2)
-        # Stack z and W_dᵀ z, (B, f + H, S), so that one product with concatenated g and h gives the scores.
         self.keys = torch.cat([z, torch.matmul(lstm.query.weight.t(), z)], dim=1)
-        self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)  # (B, 1, S)
-        self.values = lstm.conditional_input(source.values)  # (B, S, 4H)
+        self.bias = source.bias + torch.matmul(source.keys, lstm.query.bias).unsqueeze(1)
+        self.values = lstm.conditional_input(source.values)
 
     def attend(self, g_and_h: Tensor) -> tuple[Tensor, Tensor]:
         """Return W_c c, (B, k, 4H), and attention a, (B, k, S), for concatenated g and h, (B, k, f + H)."""
@@ -217,7 +222,7 @@ class ConditionalInput:
 
 
 class _StepLSTM:
-    """The state of one LSTM, (R, H), and its step with one matrix product; the initial state is zero."""
+    """The hidden state and cell of one LSTM, (R, H) each and initially zero, and a step with one matrix product."""
 
     def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
         self.gates = gates

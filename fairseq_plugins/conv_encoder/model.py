@@ -34,7 +34,8 @@ class ConvolutionalEncoder(SourceEncoder):
 
     Args:
         attention: layers of CNN-a, from the input up.
-        aggregation: layers of CNN-c.  Without layers, values are the embeddings; with None, the outputs of CNN-a.
+        aggregation: layers of CNN-c.  If CNN-c has no layers, the values are the embeddings.  If ``aggregation`` is
+            None, the values are the outputs of CNN-a.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class ConvolutionStack(nn.Module):
         self.to_embedding = _to_width(width, embed_dim)
 
     def forward(self, e: Tensor, padding_mask: Tensor) -> Tensor:
-        """Map embeddings (B, S, f) -> (B, S, f), with a mask that is true at padding, (B, S)."""
+        """Map embeddings to outputs, (B, S, f) -> (B, S, f); the mask, (B, S), is true at padding."""
         padding = padding_mask.unsqueeze(1)
         x = self.from_embedding(e).transpose(1, 2)  # (B, C, S)
         outputs = [x]
@@ -85,7 +86,7 @@ class ConvolutionStack(nn.Module):
             x = convolution(x.masked_fill(padding, 0))
             if residual:
                 x = x + shortcut(outputs[-residual])
-            x = torch.tanh(x)  # after the residual connection is added
+            x = torch.tanh(x)  # tanh is applied after the residual connection
             outputs.append(x)
         return self.to_embedding(x.transpose(1, 2))
 
@@ -100,7 +101,7 @@ class Convolution(nn.Module):
     gradients are equivalent.
 
     Gradient clipping reads the undivided gradients.  The norm of these gradients is 1.15 to 1.4 times as large as the
-    norm in the paper (measured with `conv_encoder_tiny` on Multi30k).
+    norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).
     """
 
     packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
@@ -119,7 +120,7 @@ class Convolution(nn.Module):
         nn.init.uniform_(self.bias, -bound, bound)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute all positions: (B, d, S) -> (B, out_dim, S)."""
+        """Compute all positions, (B, d, S) -> (B, out_dim, S)."""
         if torch.is_grad_enabled():
             weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
         else:  # scaling the input is cheaper than scaling the weight
@@ -189,8 +190,8 @@ class LSTMEncoder(SourceEncoder):
     def encode(self, e: Tensor, padding_mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the projected top states of all stacks as keys and as values, (B, S, f).
 
-        Sentences are first shifted so that all padding is on the right.  A gather then reverses each sentence.  Packed
-        sequences are not used, because they would need the lengths on the host.
+        Sentences are first shifted so that all padding is on the right.  For layers that read backwards, a gather then
+        reverses each sentence.  Packed sequences are not used, because they would need the lengths on the host.
         """
         tokens = padding_mask.logical_not().to(torch.long)
         first = tokens.argmax(dim=1, keepdim=True)  # column of the first token
@@ -214,7 +215,7 @@ class LSTMEncoder(SourceEncoder):
 
 
 def _take(x: Tensor, columns: Tensor) -> Tensor:
-    """Return ``x[i, columns[i]]`` for each sentence i, (B, S, width); columns: (B, S)."""
+    """Return ``x[i, columns[i]]`` for each sentence i, (B, S, width), where ``columns`` has the shape (B, S)."""
     return x.gather(1, columns.unsqueeze(-1).expand_as(x))
 
 

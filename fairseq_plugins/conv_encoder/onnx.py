@@ -15,7 +15,7 @@ from fairseq_plugins.common.onnx_program import Sizes, SourceProgram, StepProgra
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.conv_encoder.model import ConvolutionalEncoder, LSTMEncoder, PoolingEncoder
 
-# The classes that this module supports; subclasses may compute something else.
+# The classes that can be exported.  Their subclasses are refused, because they may compute a different function.
 PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
 
 
@@ -32,7 +32,8 @@ def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str
     def mapped(x: str, module: Any) -> str:
         if isinstance(module, nn.Identity):
             return x
-        return program.linear(x, module.weight.flatten(1), module.bias)  # a linear map or a convolution with kernel 1
+        # The module is a linear map, or a convolution with kernel 1.
+        return program.linear(x, module.weight.flatten(1), module.bias)
 
     def stack(module: Any) -> str:
         x = mapped(program.flat(e, width), module.from_embedding)
@@ -79,7 +80,7 @@ def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, st
 
 
 def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> str:
-    """Add an LSTM: (S, B, width) -> (S, B, H)."""
+    """Add an LSTM, (S, B, width) -> (S, B, H)."""
 
     def ordered(gates: Tensor) -> Tensor:  # ONNX's order: input, output, forget, candidate
         i, f, candidate, o = gates.chunk(4)

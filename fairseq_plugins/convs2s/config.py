@@ -32,7 +32,9 @@ class ConvS2SConfig(FairseqDataclass):
         None, "pretrained encoder embeddings: text file with a header and lines 'word number number ...'"
     )
     encoder_layers: Optional[str] = option(
-        None, "encoder layers [(width, kernel[, residual]), ...]; residual: length of the connection in layers, or 0"
+        None,
+        "encoder layers [(width, kernel[, residual]), ...]; "
+        "residual: number of layers that the residual connection spans, or 0",
     )
     no_encoder_positional_embeddings: bool = option(False, "encoder without position embeddings")
     decoder_embed_dim: Optional[int] = option(None, "decoder embedding dimension; must equal the encoder's", SIZE)
@@ -40,7 +42,9 @@ class ConvS2SConfig(FairseqDataclass):
         None, "pretrained decoder embeddings: text file with a header and lines 'word number number ...'"
     )
     decoder_layers: Optional[str] = option(
-        None, "decoder layers [(width, kernel[, residual]), ...]; residual: length of the connection in layers, or 0"
+        None,
+        "decoder layers [(width, kernel[, residual]), ...]; "
+        "residual: number of layers that the residual connection spans, or 0",
     )
     decoder_attention: str = option("True", "decoder layers with attention: True for all, or a list [True, False, ...]")
     decoder_out_embed_dim: Optional[int] = option(None, "input width of the output projection", SIZE)

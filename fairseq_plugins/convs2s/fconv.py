@@ -85,7 +85,7 @@ def convert_options(args: Namespace, parameters: Mapping[str, Tensor]) -> dict[s
     shared = ("dropout", *DEFAULTS, "decoder_attention", "share_input_output_embed")
     options = {**vars(ConvS2SConfig()), **{option: getattr(args, option) for option in shared}, "_name": "convs2s"}
     for side, option in (("encoder", "max_source_positions"), ("decoder", "max_target_positions")):
-        # The table has unused rows before the first position; fairseq's option counts these rows as positions.
+        # The table of position embeddings begins with unused rows, which fairseq's option counts as positions.
         options[option] = parameters[f"{side}.embed_positions.weight"].size(0) - _PADDING_IDX - 1
     return options
 

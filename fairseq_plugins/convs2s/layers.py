@@ -1,8 +1,9 @@
 """Layers of ConvS2S: gated convolutions, shortcuts (sections 3.2 and 3.4), multi-step attention (section 3.3).
 
-The second part of the file contains the forms of these layers for incremental decoding.  A step does not copy the
-source, and does not synchronise with the device.  A convolution is the product of its weight and the last w inputs of
-each row.  Attention consists of two matrix products per sentence, whose rows are the hypotheses.
+The second part of the file contains the forms of these layers for incremental decoding.  A decoding step does not copy
+the source, and does not synchronise with the device.  In a decoding step, a convolution is the product of its weight
+and the last w inputs of each row, and attention consists of two matrix products per sentence, whose rows are the
+hypotheses.
 
 B sentences, T time steps or target positions, S source positions, C input width, D output width, w kernel width,
 f embedding width, k hypotheses (rows) per sentence, R = B·k.  Time is the first dimension in convolutions, as in
@@ -62,11 +63,11 @@ class GatedConvolution(WeightNormalisable):
         self.normalise_weight_(dim=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Compute all positions: (T, B, C) -> (T, B, D)."""
+        """Compute all positions, (T, B, C) -> (T, B, D)."""
         return F.glu(convolve_time_first(x, self.weight, self.bias, self.padding, self.packing), dim=-1)
 
     def of_windows(self, windows: Tensor) -> Tensor:
-        """Compute one output for each window, given as w concatenated inputs: (..., wC) -> (..., D)."""
+        """Compute one output for each window, given as w concatenated inputs, (..., wC) -> (..., D)."""
         return F.glu(linear(windows, self.matrix, self.bias, self.packing), dim=-1)
 
     @property
@@ -95,7 +96,7 @@ class Shortcut(nn.Module):
     def forward(self, x: Tensor, outputs: Sequence[Tensor]) -> Tensor:
         """Add an earlier output to x; the factor √½ keeps the variance of the sum (section 3.4).
 
-        ``outputs`` are the input of the first layer, and the outputs of all previous layers.
+        ``outputs`` contains the input of the first layer, followed by the outputs of all previous layers.
         """
         if self.distance == 0:
             return x
@@ -152,7 +153,7 @@ class ProjectedAttention:
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
     def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `MultiStepAttention.forward` for one step; the second dimension is hypotheses, not time.
+        """Compute `MultiStepAttention.forward` for one step; the second dimension of h is hypotheses, not time.
 
         Args:
             h: output of the layer's convolution, (B, k, C).
@@ -176,12 +177,12 @@ class ConvS2SDecoding(StepwiseDecoding):
         self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
             projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
-            if not self.fixed:  # compiled steps do not use packed weights
+            if not self.fixed:  # a `Linear` in a compiled step does not use packed weights
                 shortcut = with_packing(shortcut, self.packing)
             self.layers.append((self._step_by_step(convolution), projected, shortcut))
 
     def projected(self) -> list[ProjectedAttention]:
-        """Return the attentions, from the input up; see `StepwiseDecoding.projected`."""
+        """Return the attention of each layer that has one, from the input up; see `StepwiseDecoding.projected`."""
         return [attention for _, attention, _ in self.layers if attention is not None]
 
     def _step_by_step(self, module: GatedConvolution) -> StepConvolution | PairedConvolution:
@@ -222,7 +223,7 @@ class StepConvolution:
     Args:
         product: linear map with the convolution's `matrix` and bias, (R, wC) -> (R, 2D).
         past: zeros in the shape of the last w - 1 inputs of each row, (R, (w - 1)·C).
-        fixed: whether the state keeps its memory; see `Decoding.fixed`.
+        fixed: whether the state keeps its shape and address; see `Decoding.fixed`.
     """
 
     def __init__(self, product: Callable[[Tensor], Tensor], past: Tensor, fixed: bool = False) -> None:
@@ -240,12 +241,16 @@ class PairedConvolution:
 
     The module `cpu.convolution` defines the products m_0 to m_3 and the two outputs.  Only m_3 needs the input of the
     second step.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2.  The second step adds m_3.
+
+    Attributes:
+        inputs: last two inputs of each row.
+        rest: m_1 - m_2 between the two steps of a pair, otherwise None.
     """
 
     def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:
         self.products = products
-        self.inputs = zeros, zeros  # the last two inputs of each row
-        self.rest: Tensor | None = None  # m_1 - m_2, between the two steps of a pair
+        self.inputs = zeros, zeros
+        self.rest: Tensor | None = None
 
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Return the next output of each row, like `StepConvolution.step`.

@@ -53,7 +53,8 @@ class ConvS2SEncoder(SourceEncoder):
         attention_layers: int,
     ) -> None:
         super().__init__(dictionary, embedding)
-        # Section 3.4 divides by the number of attention layers, the authors' code and fairseq by twice this number.
+        # Section 3.4 divides the gradient by the number of attention layers.  The authors' code and fairseq divide the
+        # gradient by twice this number.
         self.gradient_scale = 1.0 / (2.0 * attention_layers)
         self.dropout = Dropout(dropout, module_name=type(self).__name__)
 

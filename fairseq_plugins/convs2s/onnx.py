@@ -15,7 +15,7 @@ from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
 from fairseq_plugins.cpu.convolution import NARROWEST, sums_of_weights
 
-# The classes that this module supports; subclasses may compute something else.
+# The classes that can be exported.  Their subclasses are refused, because they may compute a different function.
 PARTS = (ConvS2SEncoder, ConvS2SDecoder)
 
 
@@ -101,7 +101,7 @@ def _shortcut(program: Program, module: Shortcut, x: str, outputs: list[str]) ->
 
 
 def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """Add a convolution at the current position, before its gate: (R, C) -> (R, 2D)."""
+    """Add a convolution at the current position, without its gate, (R, C) -> (R, 2D)."""
     kernel, dim, _ = module.weight.shape
     if kernel == 1:
         return program.linear(h, module.matrix, module.bias)

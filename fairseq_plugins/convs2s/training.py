@@ -4,8 +4,8 @@ The paper says: "Once the validation perplexity stops improving, we reduce the l
 after each epoch until it falls below 1e-4."  fairseq's ``reduce_lr_on_plateau`` reduces the rate once per plateau.
 `AnnealAfterPlateau` reduces the rate after *every* epoch from the first plateau on.
 
-An epoch is a plateau if its validation loss is not below the best loss so far.  Epochs without validation keep the rate
-before the first plateau, and reduce the rate afterwards.
+An epoch is a plateau if its validation loss is not below the best loss so far.  Before the first plateau, an
+epoch without validation keeps the rate; afterwards, an epoch without validation reduces the rate.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class AnnealAfterPlateau(FairseqLRScheduler):
                 self.best = val_loss
             else:
                 self.annealing = True
-        # When training starts or resumes, fairseq also calls this method, with the number of the next epoch.  If the
-        # checkpoint was written before the end of an epoch, a second call follows, with the previous epoch.
+        # When training starts or resumes, fairseq also calls this method, with the number of the next epoch.  fairseq
+        # saves the checkpoint of an epoch before it updates the schedule.  Therefore, after a resume from this
+        # checkpoint, the plugin calls this method with the number of the finished epoch (`repairs.resuming`).
         if self.annealing and (val_loss is not None or self.within_epoch or epoch < self.epoch):
             self.lr *= self.cfg.lr_shrink
         self.epoch, self.within_epoch = epoch, False
@@ -65,7 +66,7 @@ class AnnealAfterPlateau(FairseqLRScheduler):
         return {"lr": self.lr, "best": self.best, "annealing": self.annealing, "begun_with": self.begun_with}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the state, including the rate; warn if ``--lr`` has changed since the first training."""
+        """Restore the state, including the rate; warn if ``--lr`` has changed since training began."""
         if not {"lr", "best", "annealing"} <= state_dict.keys():
             raise ValueError(
                 "--lr-scheduler: the checkpoint was trained with another schedule; add --reset-lr-scheduler"

@@ -1,4 +1,4 @@
-"""Fast CPU versions of products and of parts of training.
+"""Fast CPU versions of matrix products, convolutions, dropout and a training loss.
 
 | file | functions | plain PyTorch version |
 |---|---|---|

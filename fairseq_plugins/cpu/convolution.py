@@ -1,4 +1,4 @@
-"""Convolutions, computed as linear maps of windows or in pairs of outputs if these methods are faster on the CPU.
+"""Convolutions, computed as linear maps of windows, or in pairs of outputs, if this is faster than torch's convolution.
 
 Two neighbouring outputs of a convolution of width three, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and
 y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of an input and a weight.  Sums of inputs and sums of weights
@@ -25,7 +25,8 @@ from torch import Tensor
 from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
 
-# Minimum input width for pairs.  In narrower layers, the sums take as long as the products that they save.
+# Minimum input width for computing pairs of outputs.  In narrower layers, the sums take as long as the products that
+# they save.
 NARROWEST = 512
 
 
@@ -44,7 +45,7 @@ def convolve_time_first(
 
 
 def as_matrix(weight: Tensor) -> Tensor:
-    """Return a view of the weight as the matrix that maps a flattened window to outputs: (w, C, O) -> (O, wC)."""
+    """Return a view of the weight as the matrix that maps a flattened window to outputs, (w, C, O) -> (O, wC)."""
     return weight.flatten(0, 1).t()
 
 
@@ -69,7 +70,9 @@ def convolve_channels_first(
 
 
 def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
-    """Return whether pairs are faster than windows, for inputs of width ``dim`` with the device and dtype of ``like``.
+    """Return whether `convolve_in_pairs` is faster than one linear map of windows.
+
+    The inputs have the width ``dim``, and the device and dtype of ``like``.
 
     Pairs are not faster in precisions below float32.  The answer does not depend on the batch size, because otherwise
     batches of different sizes would have to pack different matrices.
@@ -104,7 +107,7 @@ def packed_products(matrix: Tensor, bias: Tensor | None, precision: str) -> list
 
 
 def sums_of_weights(weight: Tensor) -> Tensor:
-    """Return the four sums of weights: (3, C, O) -> (4, C, O)."""
+    """Return the four sums of weights, (3, C, O) -> (4, C, O)."""
     w0, w1, w2 = weight
     half = (w0 + w2) * 0.5
     return torch.stack([w0, half.add(w1, alpha=0.5), half.sub(w1, alpha=0.5), w2])

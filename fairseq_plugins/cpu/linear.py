@@ -33,7 +33,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
         return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
-    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)  # overwriting a view in place would first copy the view
+    # Return a view only if necessary: autograd copies a view of this result before overwriting it in place.
+    return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
 
 def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:
@@ -66,7 +67,7 @@ def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Return whether oneDNN is faster than MKL on this CPU, as on AMD family 26 (Zen 5), where it is twice as fast.
+    """Return whether to use oneDNN instead of MKL, which is half as fast on AMD CPUs of family 26 (Zen 5).
 
     The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
     libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
@@ -95,11 +96,11 @@ def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     the batched product, because it rejects in-place products.
 
     Args:
-        y: (N, M·b), like the result; do not use y afterwards.
-        x: (N, M·a).
-        weight: (M, a, b).
+        y: summands y_i side by side, (N, M·b), like the result; do not use y afterwards.
+        x: inputs x_i side by side, (N, M·a).
+        weight: blocks W_i, (M, a, b).
     """
-    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast, the precisions may differ
+    x, weight = x.to(y.dtype), weight.to(y.dtype)  # under autocast, y, x and weight may differ in precision
     if y.device.type != "cpu" or torch.compiler.is_compiling():
         return batched(y, x, weight)
     return _AddInPlace.apply(y, x, weight)

@@ -50,7 +50,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
         pack, _ = PRECISIONS[precision]
-        bias = None if bias is None else bias.detach().clone()  # the caller may modify it
+        bias = None if bias is None else bias.detach().clone()  # the caller may modify its bias
         self._product = pack(weight.detach(), bias)
         self.outputs = len(weight)
         self.number = torch.tensor(next(_NUMBERS))
@@ -77,7 +77,7 @@ def _pack_float32(weight: Tensor, bias: Tensor | None) -> Product:
 
 
 def _pack_bfloat16(weight: Tensor, bias: Tensor | None) -> Product:
-    """Return a product whose inputs, weights and outputs are rounded to bfloat16, and whose sums are float32."""
+    """Return a function that rounds inputs, weights and outputs to bfloat16, and adds in float32."""
     packed = torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16())
     low = None if bias is None else bias.bfloat16()
     return lambda x: onednn_product(x.bfloat16(), packed, low).float()
@@ -159,7 +159,7 @@ def can_pack(weight: Tensor) -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return ``x Wᵀ + b`` by oneDNN; the weight W can be packed or not."""
+    """Return ``x Wᵀ + b``, computed by oneDNN from a packed or plain weight W."""
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
 
 
@@ -178,7 +178,7 @@ class PackedWeightCache:
 
     fairseq writes to ``.data``, which changes weights without increasing their version counter.  The cache
     therefore identifies a weight by its product with a fixed random vector, and computes this product once per batch.
-    A changed weight is packed again, unless its product is bitwise equal to the previous one.  Entries that a batch
+    A changed weight is packed again, unless its product is bitwise equal to the previous product.  Entries that a batch
     does not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
     """
 
@@ -187,7 +187,8 @@ class PackedWeightCache:
             logger.warning(f"--cpu-dtype {precision}: this CPU or torch does not support it, using float32")
             precision = "float32"
         self.precision = precision
-        self._entries: dict[object, object] = {}  # of the last batch; never modified, because other threads read it
+        # This dictionary of the last batch's entries is never modified, because other threads may read it.
+        self._entries: dict[object, object] = {}
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:
@@ -208,7 +209,7 @@ class PackedWeightCache:
 
 
 class BatchWeights:
-    """The packed weights of one batch, some from a previous batch; weights must not change during the batch."""
+    """The packed weights of one batch, some taken from the previous batch; weights must not change during the batch."""
 
     def __init__(self, precision: str, previous: dict[object, object]) -> None:
         self.precision = precision
@@ -260,11 +261,11 @@ def prepare_linear(
 ) -> Callable[[Tensor], Tensor]:
     """Return the function ``x -> x Wᵀ + b`` for many calls without gradients, while the weight does not change.
 
-    ``rows`` is the number of rows of the first call; later calls may have fewer rows.  The weight should be contiguous.
+    ``rows`` is the largest number of rows in a call.  The weight should be contiguous.
     """
     if packing is not None and can_pack(weight):
         packed = packing.packed(PackedLinear, weight, bias)
-    # Packing takes as long as about three steps, and does not make products with a single row faster.
+    # Packing a weight takes about as long as three products, and does not make products with a single row faster.
     elif rows > 1 and can_pack(weight):
         packed = PackedLinear(weight, bias)
     else:
@@ -274,7 +275,7 @@ def prepare_linear(
 
 
 def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return `BatchWeights.cached` if ``packing`` is given and can be used, otherwise ``compute(*weights)``."""
+    """Return ``compute(*weights)``, by `BatchWeights.cached` if ``packing`` is given and the weights can be packed."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 

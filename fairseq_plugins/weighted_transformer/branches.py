@@ -13,8 +13,8 @@ The paper keeps residual connections but does not say where they are.  These equ
 weighted sum of all FFN_i.
 
 There is no non-linearity between W^O_i and W_1i, so their product, a v x F matrix, is computed once for all tokens.
-This is called folding.  The branches then need four per cent more multiplications than a Transformer layer (d = 512,
-d_ff = 2048).
+This is called folding.  An encoder layer then needs four per cent more multiplications than an encoder layer of the
+Transformer (d = 512, d_ff = 2048, M = 8).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from fairseq_plugins.cpu.packing import BatchWeights, cached
 from fairseq_plugins.cpu.training import Dropout
 
 # Values of a parameter's attribute `param_group`.  SIMPLEX: the optimizer projects the parameter onto the simplex.
-# SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies this attribute to the float32 copy of a
-# half-precision parameter.
+# SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies the attribute `param_group` to the float32
+# copy of a half-precision parameter.
 SIMPLEX = "branch_simplex"
 SOFTMAX = "branch_softmax"
 
@@ -49,9 +49,9 @@ class BranchedBlock(nn.Module):
     Args:
         dim: d.
         ffn_dim: d_ff.
-        branches: M, which must divide d and d_ff.
+        branches: number M of branches, which must divide d and d_ff.
         mode, constraint: arguments of `SimplexVector` for κ and α.
-        gating_topk: number of branches that a gate selects for each token; None to use α without a gate (section 4.5).
+        gating_topk: number of branches that a gate selects per token (section 4.5), or None to use α without a gate.
         dropout: dropout probability before residual connections.
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
     """
@@ -86,7 +86,7 @@ class BranchedBlock(nn.Module):
         self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Compute the equations as they are written; `forward` computes the same function faster."""
+        """Compute the layer as the module's equations are written; `forward` computes the same function faster."""
         M, kappa = self.branches, self.kappa()
         parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
         h = [kappa[i] * F.linear(head, out) for i, (head, out) in enumerate(parts)]
@@ -121,7 +121,7 @@ class BranchedBlock(nn.Module):
 
         Args:
             x: input of the layer, (..., d).
-            attended: Σ h̄_i, (..., d).
+            attended: Σ h̄_i plus the bias of ``out``, (..., d).
             inner: inner units of all feed-forward networks before ReLU, (N, d_ff); overwritten.
             second: linear map with the weight `FoldedWeights.second` and the bias b_2.
         """
@@ -134,11 +134,17 @@ class BranchedBlock(nn.Module):
 
 
 class FoldedWeights(NamedTuple):
-    """The folded weights of a block: κ_i W^O_i, κ_i W^O_i W_1i and α_i W_2i for all branches i."""
+    """The folded weights of a block.
 
-    out: Tensor  # (d, d)
-    first: Tensor  # (M, v, F), for the head of each branch
-    second: Tensor  # (d, M·F); W_2 itself if there is a gate
+    Attributes:
+        out: κ_i W^O_i for all branches i, (d, d).
+        first: κ_i W^O_i W_1i for each branch i, (M, v, F).
+        second: α_i W_2i for all branches i, or W_2 itself if there is a gate, (d, M·F).
+    """
+
+    out: Tensor
+    first: Tensor
+    second: Tensor
 
 
 def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
@@ -156,8 +162,8 @@ def fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
 class Gate(nn.Module):
     """Branch weights that depend on the token; all except the k largest are zero (section 4.5; Shazeer et al. 2017).
 
-    The paper gives no formula.  Here, a linear map gives a score to each of the M branches, and the weights are k times
-    the softmax of the k largest scores.
+    The paper gives no formula.  Here, a linear map computes a score for each of the M branches, and the weights are k
+    times the softmax of the k largest scores.
     """
 
     def __init__(self, dim: int, branches: int, topk: int) -> None:
@@ -167,7 +173,7 @@ class Gate(nn.Module):
         nn.init.xavier_uniform_(self.projection.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the branch weights of each token: (..., d) -> (..., M)."""
+        """Return the branch weights of each token, (..., d) -> (..., M)."""
         scores = F.linear(x, self.projection.weight)  # never in int8: rounded scores could select other branches
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)
@@ -183,16 +189,16 @@ def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
 class SimplexVector(nn.Module):
     """M branch weights with mean one: M times a point on the simplex (M numbers, each at least 0, with sum 1).
 
-    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies by κ and by α, so its
-    initial outputs would be about M² times too small.  The factor M avoids such small outputs.  W^O and W_2 could
-    include the factor, so the model can represent the same functions with and without the factor.
+    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies by κ and by α.  Without
+    the factor M, the block's initial output would be a few hundredths of the output of a Transformer's block.  W^O and
+    W_2 could include the factor, so the model can represent the same functions with and without the factor.
 
     Args:
         size: M.
-        mode: ``learned``, or one of three modes for comparison (table 3): ``uniform`` and ``random`` weights are fixed,
-            and ``resampled`` weights are random for each training batch and uniform in inference.
-        constraint: ``simplex`` if the optimizer projects the weights onto the simplex, ``softmax`` if the parameters
-            are logits of a softmax.
+        mode: either ``learned``, or one of three modes for comparison (table 3), where ``uniform`` and ``random``
+            weights are fixed, and ``resampled`` weights are random for each training batch and uniform in inference.
+        constraint: either ``simplex``, if the optimizer projects the weights onto the simplex, or ``softmax``, if the
+            parameters are logits of a softmax.
     """
 
     def __init__(self, size: int, mode: str, constraint: str) -> None:
@@ -222,7 +228,7 @@ class SimplexVector(nn.Module):
         """Refuse a checkpoint's weight, (M,), if its constraint in training differs from this model's constraint."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
-        if not self.softmax and weight.sum() <= 0:  # logits start as logarithms of numbers below 1
+        if not self.softmax and weight.sum() <= 0:  # initial logits are negative, as logarithms of numbers below 1
             raise ValueError("--branch-constraint simplex: the checkpoint was trained with softmax; give softmax")
 
 
@@ -248,7 +254,8 @@ def random_point(size: int) -> Tensor:
 def near_uniform_point(size: int) -> Tensor:
     """Draw initial weights, (size,): a point on the simplex whose numbers differ at most by a factor of three.
 
-    The curves in the paper's figure 3 start similarly.  A branch whose weight starts near zero hardly learns.
+    The initial weights in the paper's figure 3 are similarly close to each other.  A branch whose weight starts near
+    zero hardly learns.
     """
     x = torch.empty(size).uniform_(0.5, 1.5)
     return x / x.sum()

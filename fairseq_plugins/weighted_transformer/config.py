@@ -24,7 +24,7 @@ from fairseq_plugins.common.options import (
     option,
 )
 
-BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # in the order of their numbers in checkpoints
+BRANCH_WEIGHTS = ["learned", "uniform", "random", "resampled"]  # checkpoints store indices into this list
 
 # Defaults, unless an architecture overrides them: the paper's model A (table 2), as large as Transformer base.
 DEFAULTS = {
@@ -47,16 +47,16 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     encoder_ffn_embed_dim: Optional[int] = option(None, "d_ff: inner width of the feed-forward networks", SIZE)
     encoder_layers: Optional[int] = option(None, "N: number of encoder layers", Range(1, MOST_LAYERS))
-    encoder_attention_heads: Optional[int] = option(None, "h = M: heads, and branches, of a layer", SIZE)
+    encoder_attention_heads: Optional[int] = option(None, "h = M: number of heads, and of branches, in a layer", SIZE)
     decoder_ffn_embed_dim: Optional[int] = option(None, "d_ff of the decoder (default: the encoder's)", SIZE)
     decoder_layers: Optional[int] = option(
         None, "number of decoder layers (default: the encoder's)", Range(1, MOST_LAYERS)
     )
     decoder_attention_heads: Optional[int] = option(
-        None, "heads, and branches, of a decoder layer (default: the encoder's)", SIZE
+        None, "number of heads, and of branches, in a decoder layer (default: the encoder's)", SIZE
     )
-    encoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the encoder")
-    decoder_learned_pos: bool = option(False, "learned, not sinusoidal, positions in the decoder")
+    encoder_learned_pos: bool = option(False, "learned instead of sinusoidal position embeddings in the encoder")
+    decoder_learned_pos: bool = option(False, "learned instead of sinusoidal position embeddings in the decoder")
     share_embeddings: ChoiceEnum(["all", "decoder", "none"]) = option(  # type: ignore[valid-type]
         "all", "shared embeddings: source, target and output (all), target and output (decoder), or none"
     )
@@ -101,9 +101,10 @@ def _sizes(layers: int, dim: int, ffn_dim: int, heads: int, dropout: float) -> d
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "weighted_transformer_small": {},  # model A of the paper, the defaults
-    "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),  # model B
-    "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),  # model C
+    # The first three architectures are the paper's models A, B and C (table 2).  Model A has the default sizes.
+    "weighted_transformer_small": {},
+    "weighted_transformer_large": _sizes(6, 1024, 4096, 16, 0.3),
+    "weighted_transformer_2layer": _sizes(2, 512, 2048, 8, 0.1),
     "weighted_transformer_4layer": _sizes(4, 512, 2048, 8, 0.1),
     "weighted_transformer_8layer": _sizes(8, 512, 2048, 8, 0.3),
     # Not in the paper: the sizes of fairseq's transformer_iwslt_de_en.
@@ -119,7 +120,7 @@ class SimplexAdamConfig(FairseqAdamConfig):
     adam_eps: float = option(1e-9, "epsilon for Adam optimizer", POSITIVE)
     weight_decay: float = option(0.0, "weight decay", NOT_NEGATIVE)
     freeze_branch_weights_after: Optional[int] = option(
-        None, "freeze kappa and alpha from this update on", NOT_NEGATIVE
+        None, "freeze kappa and alpha after this number of updates", NOT_NEGATIVE
     )
 
 

@@ -94,7 +94,7 @@ class AttentionHeads(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = Dropout(dropout, module_name=type(self).__name__)
-        # Initial weights are fairseq's.  One matrix for keys and values saves a product.
+        # Initial weights are those of fairseq's attention.  One matrix for keys and values saves a product.
         self.query = xavier_(Linear(dim, dim), gain=math.sqrt(0.5))
         self.key_value = Linear(dim, 2 * dim)
         for weight in self.key_value.weight.chunk(2):
@@ -136,16 +136,16 @@ def attention_weights(q: Tensor, keys: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """Return a view of the heads: (B, T, d) -> (B, h, T, v)."""
+    """Return a view of the heads, (B, T, d) -> (B, h, T, v)."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """Concatenate heads: (B, h, T, v) -> (B, T, d)."""
+    """Concatenate heads, (B, h, T, v) -> (B, T, d)."""
     return x.transpose(1, 2).flatten(2)
 
 
-_NO_ROW = -1  # marks steps that have not been made
+_NO_ROW = -1  # entry of the `Ancestry` table for a step that has not been made
 
 
 class WeightedTransformerDecoding(StepwiseDecoding):
@@ -193,7 +193,7 @@ class _Layer:
 
     Attributes:
         keys: keys of all steps so far, k per step and sentence, as columns, (B, h, v, places).
-        values: their values, (B, h, places, v).
+        values: values of all steps so far, in the order of the keys, (B, h, places, v).
     """
 
     per_sentence = "keys", "values", "source_keys", "source_values"
@@ -208,9 +208,9 @@ class _Layer:
         self.self_attention_out = prepare(out.weight, out.bias)
         self.source_query = prepare(other.query.weight, other.query.bias)
         keys, values = with_packing(other, decoding.packing).project(decoding.source.keys)
-        self.source_keys = keys.transpose(2, 3).contiguous()  # as columns, (B, h, v, S)
-        # Allocate zeros: unused places have attention weight zero, but zero times an arbitrary NaN would be NaN.
+        self.source_keys = keys.transpose(2, 3).contiguous()  # one column per source position, (B, h, v, S)
         sentences, heads, width, _ = self.source_keys.shape
+        # Allocate zeros: unused places have attention weight zero, but zero times an arbitrary NaN would be NaN.
         self.keys = keys.new_zeros(sentences, heads, width, decoding.capacity * beam)
         self.values = keys.new_zeros(sentences, heads, decoding.capacity * beam, width)
 
@@ -219,19 +219,19 @@ class _Layer:
         self.out = prepare(folded.out, branches.out.bias)
         self.first = prepare(branches.first.weight, branches.first.bias)
         self.second = prepare(folded.second, branches.second.bias)
-        # In each step, a branch averages source values and multiplies each row's average by its matrix `folded.first`.
+        # In each step, a branch averages source values and multiplies each row's average by a matrix of `folded.first`.
         # For short sources, multiply the values by this matrix before the first step, and average the products.
         moves = beam > 1 and keys.size(2) < folded.first.size(1)
         self.source_values = torch.cat([values, values @ folded.first], dim=-1) if moves else values.contiguous()
         self.own_first = None if moves else folded.first
 
     def step(self, x: Tensor, places: Tensor, past: Tensor, source: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute `DecoderLayer.forward` for one step; the second dimension is hypotheses, not time.
+        """Compute `DecoderLayer.forward` for one step; the second dimension of x is hypotheses, not time.
 
         Args:
             x: input, (B, k, d).
             places: places of this step's keys, see `Ancestry.step`.
-            past: bias of self-attention scores, (B, 1, k, P), for the first P places.
+            past: bias of self-attention scores, (B, 1, k, P), for the keys at the first P places.
             source: bias of the scores of attention to the source, (B, 1, 1, S).
 
         Returns:
@@ -271,7 +271,7 @@ class Ancestry:
         self.table = torch.full((sentences, beam, capacity), _NO_ROW, device=device)
 
     def step(self, order: Tensor | None, beam: int, position: Tensor) -> Tensor:
-        """Begin the step at ``position``, (1,): re-order the table, and enter the new keys.
+        """Begin the step at ``position``, (1,): re-order the table, and add the step's entries.
 
         Returns:
             Places of the step's keys among the k·capacity places of a sentence, (beam,).

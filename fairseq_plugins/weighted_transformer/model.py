@@ -98,7 +98,7 @@ class WeightedTransformerModel(TranslationModel):
     ) -> None:
         super().__init__(encoder, decoder)
         self._calls = 0
-        # The name ends in "version", because fairseq's moving average of parameters skips only such buffers.
+        # fairseq's moving average of parameters skips only tensors whose names contain "version".
         self.branch_weights_version: Tensor
         self.register_buffer("branch_weights_version", torch.tensor(BRANCH_WEIGHTS.index(branch_weights)))
 
@@ -167,8 +167,8 @@ class WeightedTransformerModel(TranslationModel):
     def upgrade_state_dict_named(self, state_dict: dict[str, Any], name: str) -> None:
         """Adapt a checkpoint to this model.
 
-        If ``--branch-weights`` was different in training, the checkpoint's branch weights are ignored.  For example,
-        ``--model-overrides "{'branch_weights': 'uniform'}"`` changes the option after training.
+        If ``--branch-weights`` was different in training, this model's branch weights replace the checkpoint's.  For
+        example, ``--model-overrides "{'branch_weights': 'uniform'}"`` changes the option after training.
         """
         super().upgrade_state_dict_named(state_dict, name)
         if int(state_dict.get("version", self.state_version)) < self.state_version:

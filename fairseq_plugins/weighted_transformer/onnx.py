@@ -15,7 +15,7 @@ from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, S
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.model import WeightedTransformerDecoder, WeightedTransformerEncoder
 
-# The classes that this module supports; subclasses may compute something else.
+# The classes that can be exported.  Their subclasses are refused, because they may compute a different function.
 PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
@@ -91,7 +91,7 @@ def _branched_block(program: Program, block: BranchedBlock, x: str, attended: st
 
     Args:
         x: input of the layer, (N, d).
-        attended: heads of all tokens of a sentence, (B, M, tokens, v).
+        attended: outputs of the attention heads for all tokens, (B, M, tokens, v).
     """
     folded, M, dim = block.fold(), block.branches, block.out.in_features
     heads = program.Reshape(program.Transpose(attended, perm=[1, 0, 2, 3]), [M, -1, dim // M])  # (M, N, v)

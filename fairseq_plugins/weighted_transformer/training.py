@@ -162,7 +162,8 @@ class WeightedInverseSqrt(FairseqLRScheduler):
                 f"{sizes['encoder_layers']}; use another --lr-scheduler"
             )
         self.dim, self.layers = map(int, sizes.values())
-        # Log the sizes, because users must set lr_scheduler.encoder_layers for fairseq's transformer under hydra.
+        # Log the sizes for users to check.  Under hydra, users must set lr_scheduler.encoder_layers for fairseq's
+        # transformer.
         logger.info(f"learning rates for a model of {self.layers} layers of width {self.dim}")
 
     def step_update(self, num_updates: int) -> float:
@@ -184,7 +185,7 @@ def _rise_and_fall(update: int, warmup: int) -> float:
 
 @register_criterion("weighted_label_smoothed_cross_entropy", dataclass=LabelSmoothedCrossEntropyCriterionConfig)
 class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's loss, which also logs statistics of κ and α, averaged over the layers.
+    """fairseq's label-smoothed cross-entropy, which also logs statistics of κ and α, averaged over the layers.
 
     The entropy in bits is log2 M if all M weights are equal, and zero if one weight is 1.  The ratio is the largest
     weight divided by the smallest; ratios above 1000 count as 1000.
