@@ -13,8 +13,8 @@ def refuse_other_settings(record: Path, settings: Mapping[str, object], made: It
     """Record an experiment's settings; refuse them if earlier results in the folder have other settings.
 
     Args:
-        record: file of the settings.
-        settings: names and values.
+        record: file that records the settings.
+        settings: values of the settings, by name.
         made: result files of earlier calls; without such files, other settings are allowed.
 
     Raises:

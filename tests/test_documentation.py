@@ -174,7 +174,7 @@ TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer` in fl
         (FRONT, "16 sentences, beam 5 | fairseq's fconv | {0} | {2} |", FCONV),
         (FRONT, "the same | fairseq's `transformer` | {0} | {2} |", TRANSFORMER),
         (FRONT, "the same | CTranslate2 | {0} | {2} |", "`convs2s` versus CTranslate2, same precision"),
-        (EXAMPLES, "16 sentences {0} as fast as with fconv, one {3}; ", FCONV),
+        (EXAMPLES, "`convs2s` {0} and {3} as fast as fconv, ", FCONV),
         (EXAMPLES, "Weighted Transformer {0} and {3} as fast as fairseq's Transformer", TRANSFORMER),
     ],
 )

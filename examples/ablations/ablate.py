@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Fill the tables of a paper: train each cell with each seed by ``fairseq-hydra-train --multirun``.
+"""Train the models of a paper's ablation tables with several seeds, by ``fairseq-hydra-train --multirun``.
 
 ``ablate.py FAMILY OUT --data DATA_BIN [-- hydra override ...]`` writes everything to the folder OUT.  Run the same
-command again to resume: it skips finished trainings and continues a stopped one.  The tables, ``OUT/FAMILY.md``, are
-updated after each training, and the pictures after each seed.  Cells without a result are marked as not filled.  All
-cells are trained with the first seed, then all with the second.
+command again to resume: it skips finished trainings and resumes a stopped one.  A *cell* is one model of a table.  All
+cells are trained with the first seed, then all with the second.  The tables, ``OUT/FAMILY.md``, are updated after each
+training, and the pictures after each seed.  Cells without a result are marked as not filled.
 
 Words after ``--`` are hydra overrides for all cells, such as ``hydra/launcher=joblib hydra.launcher.n_jobs=4``.
 """
@@ -31,7 +31,7 @@ from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.plot_loss import read_log
 from fairseq_plugins.cli.processes import fairseq_lines, stoppable
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for modules that several examples share
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # folder of modules that several examples share
 from recorded_settings import refuse_other_settings
 
 fairseq_plugins.install()
@@ -40,14 +40,14 @@ HERE = Path(__file__).resolve().parent
 
 
 class Result(NamedTuple):
-    """The best validation of a training, with BLEU if ``task.eval_bleu`` is set."""
+    """Perplexity of a training's best validation, and its BLEU if ``task.eval_bleu`` is set."""
 
     perplexity: float
     bleu: float | None
 
 
 def write_configuration(folder: Path, family: str, width: int) -> None:
-    """Write the recipe, and a hydra group with one file per cell.  Replace W by ``width`` in all files."""
+    """Write the recipe, and a hydra group with one file per cell; ``width`` replaces the letter W in all files."""
 
     def write(path: Path, text: str) -> None:
         path.write_text(re.sub(r"\b(\d*)W\b", lambda found: str(int(found[1] or 1) * width), text), encoding="utf-8")
@@ -152,7 +152,7 @@ def draw(output: Path, title: str, found_by_cell: dict[str, list[Result]]) -> No
 
 
 def is_named(title: str, words: list[str]) -> bool:
-    """Return whether a title contains one of ``words`` as a whole word or number; "4.5" does not contain 4."""
+    """Return whether a title contains one of ``words`` as a whole word or number (4 does not match "4.5")."""
     return not set(words).isdisjoint(re.findall(r"\d[\d.]*\d|\w+", title))
 
 
@@ -161,9 +161,9 @@ def main() -> None:
     if "--" in own:
         own, overrides = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=FAMILIES, help="family whose tables to fill")
+    parser.add_argument("family", choices=FAMILIES, help="model family whose tables are filled")
     parser.add_argument("out", type=Path, help="folder for all results")
-    parser.add_argument("--data", type=Path, required=True, help="binary data, made with --joined-dictionary")
+    parser.add_argument("--data", type=Path, required=True, help="output of fairseq-preprocess --joined-dictionary")
     parser.add_argument(
         "--tables",
         nargs="+",
@@ -201,7 +201,7 @@ def fill(args: argparse.Namespace, cells: list[str]) -> None:
     Raises:
         ValueError: a training fails, or OUT contains trainings with other data, width or overrides.
     """
-    # Overrides that begin with "hydra" only choose the launcher.
+    # Overrides that begin with "hydra" only choose the launcher, so they may differ between calls.
     overrides = shlex.join(word for word in args.overrides if not word.startswith("hydra"))
     shared = {"data": args.data.resolve(), "width": args.width, "overrides": overrides}
     validated = (log for log in (args.out / args.family).glob("*/hydra_train.log") if "valid_loss" in log.read_text())

@@ -1,4 +1,4 @@
-"""The cells of the papers' tables; each cell is described by its changes to a family's recipe, ``config/FAMILY.yaml``.
+"""The models (cells) of the papers' ablation tables, each as a set of changes to its family's ``config/FAMILY.yaml``.
 
 A cell that occurs in several tables is trained once.  In a cell, W stands for the width of the layers.
 """
@@ -106,7 +106,7 @@ WEIGHTED_TRANSFORMER = Family(
         **{f"gate-top{kept}": weighted(branch_gating_topk=kept) for kept in (1, 2, 4)},
     },
     tables={
-        "Table 2: beside the Transformer": [
+        "Table 2: compared with the Transformer": [
             f"{kind}-layers{number}" for number in DEPTHS_OF_TABLE_2 for kind in ("transformer", "weighted")
         ],
         "Number of heads and branches": [

@@ -34,7 +34,7 @@ def build(architecture: str) -> BaseFairseqModel:
     """
     if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # a model's name sets no sizes
         raise ValueError(
-            f"ARCH {architecture}: not an architecture, or a model's name; use one such as convs2s_iwslt_de_en"
+            f"ARCH {architecture}: unknown, or a model without sizes; use an architecture such as convs2s_iwslt_de_en"
         )
     dictionary = Dictionary()
     task: Any = SimpleNamespace(source_dictionary=dictionary, target_dictionary=dictionary)
@@ -44,7 +44,7 @@ def build(architecture: str) -> BaseFairseqModel:
 
 
 def shape(linear: Any) -> str:
-    """Return the sizes of a linear map."""
+    """Return the input and output size of a linear layer, as text for its box."""
     return f"{linear.in_features} → {linear.out_features}"
 
 
@@ -96,7 +96,7 @@ def draw_convs2s(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
 
     g = embedding(paper, right, decoder, TARGET)
     below = paper.above(g, "linear", "linear", shape(decoder.from_embedding))
-    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # x of the vertical lines to the attention boxes
+    source, query = left + wide / 2 + 0.25, right + wide / 2 + 0.16  # x coordinates of the lines to the attention
     asked = []
     for times, (sizes, attention, widening) in runs(
         (convolution(c), a and f"query {shape(a.in_projection)}, out {shape(a.out_projection)}", shortcut(s))
@@ -182,7 +182,7 @@ def draw_conv_encoder(paper: Paper, model: BaseFairseqModel) -> tuple[float, flo
 
 
 def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[float, float]:
-    """Draw layers whose heads are branches; return width and height."""
+    """Draw the Weighted Transformer's layers, whose attention heads are branches; return width and height."""
     encoder, decoder = model.encoder, model.decoder
     left, right, wide = 2.0, 6.65, 3.7
 
@@ -190,7 +190,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
         return f"{attention.heads} heads of {attention.query.out_features // attention.heads}"
 
     def branches(block: Any, below: Box, start: Box) -> Box:
-        """Draw the first and last branch of a block, and the block's two sums; the arrow of x begins at ``start``."""
+        """Draw the first and last branch of a block, and its two sums; the residual connection begins at ``start``."""
         M, dim, inner = block.branches, block.out.in_features, block.first.out_features
         lane, y = below.x - wide / 2 + 0.25, below.top[1] + 0.32
         level, top = y + HEIGHT + 0.25, y + 2 * HEIGHT + 0.75
@@ -237,7 +237,7 @@ def draw_weighted_transformer(paper: Paper, model: BaseFairseqModel) -> tuple[fl
     return right + wide / 2 + 0.15, output(paper, gap, decoder)
 
 
-# Drawing functions, by the encoder's class. LSTM encoders have no drawing.
+# Drawing functions, by the encoder's class. No function draws LSTM encoders.
 DRAWINGS = {
     "ConvS2SEncoder": draw_convs2s,
     "WeightedTransformerEncoder": draw_weighted_transformer,
@@ -249,7 +249,7 @@ def draw(architecture: str) -> tuple[Paper, float, float]:
     """Draw an architecture; return the picture, its width and its height.
 
     Raises:
-        ValueError: see `build`; or the architecture's encoder has no drawing.
+        ValueError: `build` refuses the architecture, or no function draws its encoder.
     """
     model = build(architecture)
     encoder = type(model.encoder).__name__

@@ -97,7 +97,7 @@ class Paper:
         return add
 
     def plus(self, x: float, y: float, note: str, low: bool = False) -> Box:
-        """Draw a sum, and a note to its upper right, or to its lower right if ``low``."""
+        """Draw the symbol of a sum, and a note to its upper right, or to its lower right if ``low``."""
         self.axes.add_patch(Circle((x, y), 0.09, fc="white", ec=LINE, zorder=3))
         self.axes.plot([x - 0.05, x + 0.05], [y, y], color=LINE, linewidth=1, zorder=4)
         self.axes.plot([x, x], [y - 0.05, y + 0.05], color=LINE, linewidth=1, zorder=4)

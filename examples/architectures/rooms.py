@@ -34,7 +34,7 @@ def read_imports() -> Graph:
         for file in (PACKAGE / name).rglob("*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
                 modules = [each.name for each in node.names] if isinstance(node, ast.Import) else []
-                if isinstance(node, ast.ImportFrom):  # includes ``from fairseq_plugins import cpu``
+                if isinstance(node, ast.ImportFrom):  # matches ``from fairseq_plugins import cpu``, too
                     modules = [f"{node.module}.{each.name}" for each in node.names]
                 imported.update(each.split(".")[1] for each in modules if each.startswith(f"{PACKAGE.name}."))
         imported &= graph.keys() - {name}

@@ -36,14 +36,14 @@ fairseq_plugins.install()
 OPTIONS = (
     ("source-vocabulary", 35882, "source words"),
     ("target-vocabulary", 24158, "target words"),
-    ("train-sentences", 32, "sentences in a batch of training"),
-    ("sentences", 16, "sentences in a batch of generation"),
+    ("train-sentences", 32, "sentences per training batch"),
+    ("sentences", 16, "sentences per generation batch"),
     ("length", 25, "longest sentence, in tokens"),
     ("beam", 5, "beam size"),
     ("steps", 25, "decoder steps"),
     DEVICE,
 )
-MODELS: dict[str, dict[str, Any]] = {  # architecture and options by name
+MODELS: dict[str, dict[str, Any]] = {  # architecture and options of each model
     "pooling": {"architecture": "conv_encoder_pooling"},
     "convolutional 6/3": {"architecture": "conv_encoder_iwslt_de_en"},
     "convolutional 15/5": {"architecture": "conv_encoder_wmt_en_de"},
@@ -67,7 +67,7 @@ def main() -> None:
     source_words, target_words = make_dictionary(args.source_vocabulary), make_dictionary(args.target_vocabulary)
     words = {"source": source_words, "target": target_words}
     models = {name: build(**words, **options)[1].to(args.device) for name, options in MODELS.items()}
-    print(f"vocabularies of {args.source_vocabulary} and {args.target_vocabulary}")
+    print(f"vocabularies of {args.source_vocabulary} source and {args.target_vocabulary} target words")
     print(f"training: {args.train_sentences} pairs of up to {args.length} tokens, dropout, SGD")
     print(f"generation: {args.sentences} sentences, beam {args.beam}, {args.steps} steps")
     print(f"{machine(args)}\n")
@@ -101,7 +101,7 @@ def main() -> None:
     for name, model in models.items():
         model.decoder.forward = without_state(model)
         equal, pairs, difference = compare(hypotheses[name], generators[name].generate(None, sample))
-        failed |= difference > 1e-4  # hypotheses with close scores may be swapped
+        failed |= difference > 1e-4  # only scores count: hypotheses with close scores may change places
         trained = target_count / statistics.median(training[name])
         generated = source_count / statistics.median(generation[name])
         print(f"{name:22}{trained:16.0f}{generated:16.0f}   {equal} of {pairs}", flush=True)

@@ -24,7 +24,7 @@ def main() -> None:
             batches.append([])
         batches[-1].append(number)
     for batch in batches:
-        length = len(sentences[batch[-1]]) + 1  # the limit that newstest.py gives to fairseq-generate
+        length = len(sentences[batch[-1]]) + 1  # the maximum length that newstest.py sets for fairseq-generate
         results = translator.translate_batch(
             [sentences[number] for number in batch],
             beam_size=beam,

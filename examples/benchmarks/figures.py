@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MOVED = 0.1  # smaller differences occur between two runs on the same machine
+MOVED = 0.1  # smaller relative changes occur between two runs on the same machine, too
 
 # Options of the scripts, which together take about 20 minutes on two cores.
 RUNS: dict[str, list[str]] = {
@@ -85,7 +85,7 @@ def ratios_of(results: dict[str, dict[str, list[float]]]) -> dict[str, float]:
 
 
 def read_ratios(text: str) -> dict[str, float]:
-    """Parse a file that `table` formatted, and return its ratios by name."""
+    """Parse the text of a file that `table` formatted, and return its ratios by name."""
     return {name: float(ratio) for name, ratio in re.findall(r"^\| (.+) \| ([0-9.]+) \|$", text, flags=re.MULTILINE)}
 
 
@@ -119,7 +119,7 @@ def measure(run: str, folder: Path, text: Path) -> dict[str, Any]:
 
 
 def newstest(folder: Path) -> Path:
-    """Return newstest2014, which sacrebleu downloads once."""
+    """Return the path of the English side of newstest2014, which sacrebleu downloads once."""
     text = folder / "test.en"
     command = [sys.executable, "-m", "sacrebleu", "-t", "wmt14", "-l", "en-de", "--echo", "src"]
     text.write_bytes(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
@@ -150,7 +150,7 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(table(heading, ratios), encoding="utf-8")
     print(f"\n{path}, {(time.monotonic() - began) / 60:.0f} minutes")
-    print("\n".join(moved(before, ratios) if before else ["the first figures of a machine of this kind"]))
+    print("\n".join(moved(before, ratios) if before else ["no earlier figures exist for this kind of machine"]))
 
 
 if __name__ == "__main__":

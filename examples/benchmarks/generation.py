@@ -81,7 +81,7 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield one call per precision that translates in CTranslate2; no call on a GPU or without ctranslate2."""
+    """Yield a function for each precision that translates with CTranslate2, or none on a GPU or without ctranslate2."""
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return

@@ -53,7 +53,7 @@ OPTIONS = (
     ("input", "", "text to translate, plain or gzipped, tokenised, one sentence per line"),
     ("sentences", 0, "number of sentences from the start of the text (0: all)"),
     *SIZES,
-    ("max-tokens", 2000, "tokens per batch with padding; sentences are sorted by length"),
+    ("max-tokens", 2000, "maximum number of tokens per batch, padding included; sentences are sorted by length"),
     ("beams", "1,5", "beam sizes"),
     JSON,
 )
@@ -80,9 +80,9 @@ class Contestant:
     """A command that translates the text.
 
     Attributes:
-        command: words of the command.
+        command: program and arguments.
         beside: contestant to compare the translations with, if any.
-        exact: whether the translations must be equal; translations that tie (`Translation.ties`) count as equal.
+        exact: whether the translations must equal those of ``beside``; ties (`Translation.ties`) count as equal.
         bare: whether the output has one translation per line, instead of fairseq-generate's format.
     """
 
@@ -98,7 +98,7 @@ class Translation:
 
     Attributes:
         words: words.
-        scores: log-probabilities of the words and of end-of-sentence; only from fairseq.
+        scores: log-probabilities of the words and of end-of-sentence; empty for other programs than fairseq.
         score: mean log-probability.
     """
 
@@ -189,7 +189,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    # As many tokens as the longest source, and an end-of-sentence token.
+    # The maximum length is that of the batch's longest source, followed by an end-of-sentence token.
     lengths = ["--max-len-a", "1", "--max-len-b", "0"]
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}
@@ -300,7 +300,7 @@ def main() -> None:
 def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
     """Print all rows, and the settings of the measurement."""
     print(describe_sizes(args))
-    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} tokens out, batches of {args.max_tokens} words")
+    print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} output tokens, batches of {args.max_tokens} words")
     print(f"{machine(args)}\n")
     print("| beam | | seconds | times as fast as fconv | processor seconds | tokens per second | peak GB | equal |")
     print("|---|---|---|---|---|---|---|---|")

@@ -33,7 +33,7 @@ METRICS = {"bleu": partial(BLEU, smooth_method="add-k", smooth_value=1, tokenize
 
 
 def plain(task: Any, cost: str, count: int, model: Any, sample: dict[str, Any]) -> Tensor:
-    """Return the loss of `SequenceRisk`, summed over sentences."""
+    """Compute the loss of `SequenceRisk` by the plain implementation, summed over sentences."""
     dictionary, inputs, training = task.target_dictionary, sample["net_input"], model.training
     model.eval()
     found = SequenceGenerator([model], dictionary, beam_size=count, max_len_a=1.5, max_len_b=5).generate(
@@ -118,7 +118,7 @@ def main() -> None:
     for number, sample in enumerate(samples):
         for name, form in forms.items():
             passed = seconds(partial(form, sample), model)
-            total[name] += passed * (number > 0)  # the first batch warms up
+            total[name] += passed * (number > 0)  # the first batch is a warm-up
     for name, passed in total.items():
         print(f"{name:14} {passed / args.batches:7.3f} s, {passed / total['cross-entropy']:.2f} of cross-entropy's")
 

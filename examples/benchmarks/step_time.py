@@ -32,7 +32,7 @@ from turns import (
 )
 
 OPTIONS = (
-    ("layers", 4, "layers of 512 units in encoder and decoder (Transformers: 512/2048)"),
+    ("layers", 4, "number of layers of 512 units in encoder and in decoder (Transformers: 512/2048)"),
     ("vocabulary", 4000, "words"),
     ("sentences", 4, "sentences in a batch"),
     ("source-length", 25, "longest source sentence, in tokens"),

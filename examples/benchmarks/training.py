@@ -59,13 +59,13 @@ Sample = dict[str, Any]
 
 
 class PlainAdam(Adam):
-    """fairseq's Adam without this plugin."""
+    """fairseq's Adam without this plugin's changes."""
 
     step = inspect.unwrap(Adam.step)
 
 
 class PlainCriterion(LabelSmoothedCrossEntropyCriterion):
-    """fairseq's loss without this plugin."""
+    """fairseq's loss without this plugin's changes."""
 
     compute_loss = inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss)
 

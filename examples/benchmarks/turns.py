@@ -32,12 +32,12 @@ from fairseq_plugins.cpu.packing import prepare_linear
 from fairseq_plugins.repairs.wrapping import replaced
 
 DEVICE = ("device", "cpu", "device: cpu or cuda")
-JSON = ("json", "", "also write all figures, machine and options to this file")
+JSON = ("json", "", "also write all figures, the machine and the options to this JSON file")
 SIZES = (
     ("layers", 20, "convolutional layers in encoder and decoder"),
     ("width", 512, "units of each layer"),
     ("kernel", 3, "kernel width"),
-    ("transformer-layers", 6, "layers of 512/2048 in encoder and decoder of the Transformers"),
+    ("transformer-layers", 6, "layers of width 512/2048 in encoder and decoder of the Transformers"),
     ("vocabulary", 40000, "words"),
 )
 
@@ -55,7 +55,7 @@ def parse_options(
         program: fairseq command whose memory settings the process uses.
     """
     with replaced(sys, "argv", [program]):
-        fairseq_plugins.install(command=True)  # set up the process like fairseq's commands
+        fairseq_plugins.install(command=True)  # set up the process as for fairseq's commands
     parser = ArgumentParser(description=description, formatter_class=RawDescriptionHelpFormatter)
     common = (
         ("threads", 2, "processor threads"),
@@ -130,7 +130,7 @@ def take_turns(
     Args:
         contestants: calls to time, by name.
         rounds: timed rounds.
-        warm_up: rounds before timing.
+        warm_up: untimed rounds before the timed rounds.
         pause: seconds before each turn.
     """
     seconds: dict[str, list[float]] = {name: [] for name in contestants}
@@ -210,7 +210,7 @@ def convert_for_ctranslate2(checkpoint: Path, dictionaries: Path, output: Path) 
 
 
 def describe_sizes(args: Namespace) -> str:
-    """Describe the options of `SIZES`."""
+    """Describe the sizes of the models, which the options `SIZES` set."""
     return (
         f"convs2s and fconv: {args.layers}+{args.layers} layers of {args.width}, kernel {args.kernel}; Transformers: "
         f"{args.transformer_layers}+{args.transformer_layers} layers of 512/2048; vocabulary {args.vocabulary}"

@@ -36,11 +36,11 @@ OPTIONS = (
     ("input", "", "source text, plain or gzipped, one sentence per line"),
     ("arch", "convs2s_analysis", "architecture"),
     ("vocabulary", 160000, "target words"),
-    ("candidates-per-word", 50, "translations of each source word"),
+    ("candidates-per-word", 50, "candidate translations of each source word"),
     ("frequent-candidates", 5000, "frequent words that are candidates of every batch"),
-    ("sentences", 16, "sentences in a batch of generation"),
-    ("train-sentences", 64, "sentences in a batch of training"),
-    ("batches", 3, "batches of generation in a turn"),
+    ("sentences", 16, "sentences per generation batch"),
+    ("train-sentences", 64, "sentences per training batch"),
+    ("batches", 3, "generation batches per turn"),
     ("beam", 5, "beam size"),
     ("memory-of", "", "only measure the peak memory of one run, such as 'generation full' or 'training selected'"),
 )
@@ -48,7 +48,7 @@ FULL, SELECTED = "full", "selected"
 
 
 class Bench:
-    """The model, its data, and the timed work."""
+    """A model, its data, and the functions that are timed."""
 
     def __init__(self, args: Namespace) -> None:
         if not args.input:
@@ -72,7 +72,7 @@ class Bench:
         self.training = self.encode(middle[: args.train_sentences])
 
     def encode(self, sentences: list[list[str]]) -> dict[str, Any]:
-        """Return a batch in fairseq's form, with random targets as long as the sources."""
+        """Return a batch in fairseq's sample format, with random targets as long as the sources."""
         lengths = torch.tensor([len(sentence) + 1 for sentence in sentences])
         tokens = torch.full((len(sentences), int(lengths.max())), self.source.pad())
         for row, sentence in zip(tokens, sentences, strict=True):
@@ -117,7 +117,7 @@ class Bench:
 
 
 def contestants(bench: Bench, work: str, which: tuple[str, ...]) -> dict[str, Callable[[], Any]]:
-    """Return the timed calls of generation or training."""
+    """Return the functions to time, for generation or training, by name of the vocabulary (full or selected)."""
     model = bench.model()
     chosen = {FULL: None, SELECTED: bench.candidates}
     if work == "generation":
@@ -148,7 +148,7 @@ def check(bench: Bench, work: str) -> str:
 
 
 def peak_memory(work: str, name: str) -> float:
-    """Return the peak memory, in GB, of a process that does only this work."""
+    """Return the peak memory, in GB, of a separate process that does only this run."""
     command = [sys.executable, "-W", "ignore", *sys.argv, "--memory-of", f"{work} {name}"]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 

@@ -2,9 +2,9 @@
 """Split gettext catalogues into training, validation and test parts, by file.
 
 ``split.py CATALOGUES OUT`` copies each ``.po`` of a folder and its subfolders to ``OUT/train``, ``OUT/valid`` or
-``OUT/test``.  Paragraphs of one document share names and sentences.  Therefore, only a test part with its own documents
-shows how well a model translates a new document.  The part of a document depends only on its path in the folder, and
-stays the same when other documents are added.
+``OUT/test``.  Paragraphs of one document share names and sentences.  Therefore, only a test part whose documents
+have no paragraph in the training part shows how well a model translates a new document.  The part of a document depends
+only on its path in the folder, and stays the same when other documents are added.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def main() -> None:
     if not args.lexicon.exists():
         sides = ["--source", args.prepared / f"train.{source_lang}", "--target", args.prepared / f"train.{target_lang}"]
         subprocess.run(["fairseq-plugins", "lexicon", *map(str, sides), "--output", str(args.lexicon)], check=True)
-    dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # both languages share it
+    dictionary = Dictionary.load(str(args.prepared / "data-bin" / f"dict.{target_lang}.txt"))  # of both languages
     source, target = (encode(args.prepared / f"test.{language}", dictionary) for language in (source_lang, target_lang))
 
     print(f"{'K':>4}{'frequent':>10}{'candidates':>12}{'coverage':>10}{'BLEU':>7}")

@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("experiment", choices=sorted(CORPORA), help="experiment: the name of a folder in examples/")
     parser.add_argument("output", type=Path, metavar="OUT", help="folder for all results")
     parser.add_argument(
-        "--orig", type=Path, metavar="DIR", help="folder with files that you already have (default: OUT/orig)"
+        "--orig", type=Path, metavar="DIR", help="folder with files that are already downloaded (default: OUT/orig)"
     )
     parser.add_argument("--words", action="store_true", help="write data-bin-words, whose tokens are whole words")
     parser.add_argument(
@@ -71,7 +71,7 @@ def run(args: Namespace) -> None:
 
 
 def write_miniature(corpus: Corpus, orig: Path) -> None:
-    """Write a small invented file for each file of a corpus, in its format; translations are reversed sentences."""
+    """Write a small invented file for each file of a corpus, in its format; translations reverse the order of words."""
     generator = random.Random(1)
     for part, texts in corpus.parts().items():
         for source, target in texts:
@@ -88,7 +88,7 @@ def write_miniature(corpus: Corpus, orig: Path) -> None:
 
 
 def in_format(name: str, sides: dict[str, list[str]]) -> bytes:
-    """Return the content of a file, in the format that belongs to the file name; see `parallel_text.read_text`."""
+    """Return the content of a file, in the format that the file name implies; see `parallel_text.read_text`."""
     if name.endswith(".tmx"):
         units = (
             "<tu>" + "".join(f'<tuv xml:lang="{language}"><seg>{line}</seg></tuv>' for language, line in unit) + "</tu>"

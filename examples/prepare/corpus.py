@@ -60,7 +60,7 @@ class Corpus:
         return self.source, self.target
 
     def parts(self) -> dict[str, Texts]:
-        """Return all parts that have files, by fairseq's names of the parts."""
+        """Return the texts of all parts that have files, by fairseq's name of the part, such as ``valid``."""
         tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
         return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
 
@@ -83,7 +83,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
         the folder of binary data.
 
     Raises:
-        ValueError, OSError: a text is missing or wrong, or the folder was prepared with other settings.
+        ValueError, OSError: a text is missing or malformed, or the folder was prepared with other settings.
     """
     words = words or corpus.merges is None
     binary = binary_of(corpus, out, words)
@@ -213,7 +213,7 @@ def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
     """Write ``train`` and ``valid`` from the training texts, or only ``part`` if the corpus has validation texts.
 
     Raises:
-        ValueError: no pair is left.
+        ValueError: the cleaning leaves no pair.
     """
     outputs = {name: tuple(tmp / f"{name}.{language}" for language in corpus.languages) for name in ("train", "valid")}
     every = None if corpus.valid else corpus.valid_every
@@ -264,7 +264,7 @@ def segment(corpus: Corpus, out: Path, workers: int) -> None:
 def binarise(corpus: Corpus, folder: Path, binary: Path, words: bool, workers: int) -> None:
     """Run ``fairseq-preprocess``; subwords get a joint dictionary, so that embeddings can be tied."""
     unfinished = binary.with_name(binary.name + ".partial")
-    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq does not overwrite dictionaries
+    shutil.rmtree(unfinished, ignore_errors=True)  # fairseq-preprocess refuses to overwrite dictionaries
     tests = [str(folder / part) for part in corpus.parts() if part.startswith("test")]
     options = ["--source-lang", corpus.source, "--target-lang", corpus.target, "--destdir", unfinished]
     options += ["--trainpref", folder / "train", "--validpref", folder / "valid", "--workers", workers]

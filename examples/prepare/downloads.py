@@ -29,7 +29,7 @@ class File:
     """A file of a corpus.
 
     Attributes:
-        path: path relative to the folder.
+        path: path relative to the folder of the downloads.
         url: address of the file, or of a tar archive that contains it under this path; None if it cannot be downloaded.
         checksum: ``sha256:...`` or ``md5:...`` of the download; None if no checksum is published.
     """
@@ -136,7 +136,8 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        os.truncate(partial, 0)  # The server has no more bytes, so ours may belong to another file: start again.
+        # The server has no bytes beyond the partial file, which may belong to another file: start again.
+        os.truncate(partial, 0)
         return _fetch(url, partial)
     with answer as response:
         if response.status != HTTPStatus.PARTIAL_CONTENT:

@@ -1,7 +1,7 @@
 """Corpora of the papers' experiments: sources and preparation.
 
-sacreBLEU publishes the checksums of the test sets, and TensorFlow Datasets publishes the others.  Files without a
-checksum here are not verified.
+sacreBLEU publishes the checksums of the test sets, and TensorFlow Datasets publishes the other checksums.  Files
+without a checksum here are not verified.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ words.  The paper keeps the variance constant by three factors (Gehring et al. 2
 these factors, for three stacks: the encoder, the decoder, and an encoder without residual connections, as in
 appendix A.
 
-The script writes variance.png and variance.tsv, and prints by which factor the variance changes across each stack.
+The script writes variance.png and variance.tsv, and prints the factor by which the variance changes across each stack.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fairseq_plugins.convs2s import model as model_module
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
 ENCODER, DECODER, PLAIN = STACKS = ("encoder", "decoder", "encoder without residual connections")
-# Okabe and Ito's colours for colour-blind readers, each with a marker.
+# For each variant: a colour of Okabe and Ito's palette for colour-blind readers, and a marker.
 VARIANTS = {
     "as in the paper": ("#0072B2", "o"),
     "without √½": ("#D55E00", "^"),
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the picture and the numbers")
     for option, default, text in (
-        ("layers", 20, "layers of encoder and decoder"),
+        ("layers", 20, "number of layers in encoder and in decoder"),
         ("width", 512, "units of a layer, and size of embeddings"),
         ("length", 160, "number of words in the sentence; must be more than four times the number of layers"),
         ("dropout", 0.2, "dropout, 1 - p"),

@@ -3,9 +3,9 @@
 
 ``compare.py DATA_BIN OUT --reference TEXT`` reads binary data and the target text of the test part, and writes all
 results to the folder OUT.  The script first trains each model briefly with each learning rate and attention dropout of
-a grid.  The script then trains each model for 16 000 updates with each seed, in the model's setting of lowest
-validation loss.  Run the same command again to resume: it skips finished trainings and continues stopped ones.
-``table.md`` and ``curves.png`` are updated after each training.
+a grid.  The script then trains each model for 16 000 updates with each seed, and with the setting of the grid that
+gave this model the lowest validation loss.  Run the same command again to resume: it skips finished trainings and
+continues stopped ones.  ``table.md`` and ``curves.png`` are updated after each training.
 
 Words after ``--`` are options of fairseq-train that override the recipe.
 """
@@ -33,7 +33,7 @@ from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.cli.plot_branches import holds_logits
 from fairseq_plugins.cli.plot_loss import Point, draw, read_curve
 
-sys.path.append(str(Path(__file__).resolve().parents[1]))  # for modules that several examples share
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # folder of modules that several examples share
 from recorded_settings import refuse_other_settings
 
 fairseq_plugins.install()
@@ -60,7 +60,7 @@ class Cell(NamedTuple):
     rate: float
     attention_dropout: float
     seed: int
-    updates: int | None  # None: as in the recipe
+    updates: int | None  # None: as many as in the recipe
 
     def __str__(self) -> str:
         name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
@@ -81,7 +81,7 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Return the result of a training, which runs now if it has no result yet.
 
-    A training outside the grid also translates and scores the test part.
+    After a training outside the grid, the best checkpoint also translates the test part, which is scored.
     """
     folder = args.out / str(cell)
     result = folder / "result.json"
@@ -165,7 +165,7 @@ def main() -> None:
     if "--" in own:
         own, given = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="binary data, made with --joined-dictionary")
+    parser.add_argument("data", type=Path, help="output of fairseq-preprocess --joined-dictionary")
     parser.add_argument("out", type=Path, help="folder for all results")
     parser.add_argument("--reference", type=Path, required=True, help="target text of the test part")
     parser.add_argument(
@@ -180,7 +180,11 @@ def main() -> None:
         help="values of --lr-scale in the grid (default: 0.7 1 1.4)",
     )
     parser.add_argument(
-        "--attention-dropouts", type=float, nargs="+", default=[0.0, 0.1], help="values in the grid (default: 0 0.1)"
+        "--attention-dropouts",
+        type=float,
+        nargs="+",
+        default=[0.0, 0.1],
+        help="values of --attention-dropout in the grid (default: 0 0.1)",
     )
     parser.add_argument(
         "--grid-updates", type=int, default=1600, help="updates of each training of the grid (default: 1600)"
