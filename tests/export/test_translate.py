@@ -208,7 +208,7 @@ def test_invalid_options(options: dict[str, Any], folder: Path) -> None:
         translate.Translator(folder, 1).translate(["w1"], **options)
 
 
-def test_subwords_and_tokens(tmp_path: Path) -> None:
+def test_subwords_and_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Moses tokens and subwords are those of fairseq in both directions; a very long word takes little time."""
     codes = tmp_path / "codes"
     codes.write_text("#version: 0.2\nt h\nth e</w>\n")
@@ -225,6 +225,10 @@ def test_subwords_and_tokens(tmp_path: Path) -> None:
     numbers = [words.index(word) for word in ("th@@", "e", "&apos;s", "a", "@-@", "x", ".")]
     text = moses.decode(bpe.decode(words.string(numbers)))
     assert translator.text(([[number, 0] for number in numbers], -1.5), [], None) == (text, -1.5)
+    monkeypatch.setattr(translate, "CACHED", 9)
+    for number in range(30):
+        translator.words(f"x{number}")
+    assert len(translator.bpe.cache) <= 10, "the memory of a server grows with each new word"
 
 
 def spoil(path: Path, chance: random.Random) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
+import signal
 import subprocess
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -17,10 +21,14 @@ import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.cli.serve import app
+from fairseq_plugins.cli.serve.batches import Batches, Threads
+from fairseq_plugins.cli.serve.documents import Sentence
 from fairseq_plugins.export.translate import Translator
 from tests.commands import ROOT
 from tests.export.exporting import lines_of
 from tests.serve.serving import Server, serving
+from tests.serve.test_batches import Recorder
 
 WORDS = 40
 LINES = [*lines_of([3, 9, 1, 5, 12, 7], WORDS), "never seen", "\u200b"]
@@ -174,6 +182,65 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
         assert busy.getresponse().status == 200
         assert 429 in statuses
         assert server.ask("/translate", GOOD)[0] == 200
+
+
+def test_texts_without_words_are_limited(server: Server) -> None:
+    assert server.ask("/translate", {**GOOD, "q": [""] * 2000})[0] == 200
+    assert server.ask("/translate", {**GOOD, "q": ["", " "] * 1001})[0] == 413
+
+
+def test_only_utf8_in_forms(server: Server) -> None:
+    """Other codecs of Python, such as punycode, may take minutes."""
+    form = multipart(q="w1", source="en", target="de")
+    for charset, expected in (("UTF-8", 200), ("latin-1", 400), ("punycode", 400)):
+        headers = {"content-type": f"{form['headers']['content-type']}; charset={charset}"}
+        assert server.ask("/translate", form["body"], headers=headers)[0] == expected
+
+
+def test_attention_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "ATTENTION", 250)
+
+    def told(words: int) -> tuple[Sentence, dict[str, Any]]:
+        translation = {"text": "b", "score": -1.0, "attention": np.ones((1, words, 10))}
+        return Sentence("", "a", ""), {"translations": [translation]}
+
+    found = [each["translations"][0] for (each,) in app.described([[told(20)], [told(6)], [told(5)]])]
+    assert [len(each["attention"][0]) if "attention" in each else None for each in found] == [20, None, 5]
+    assert all({"text", "score", "lost"} <= each.keys() for each in found)
+
+
+def test_four_files_at_a_time(folder: Path, tmp_path: Path) -> None:
+    content = "\n".join(f"w{number % 40} w{number // 40 % 40} w1" for number in range(1600)).encode()
+    with serving(tmp_path / "log", folder) as server:
+        for progress in ("", "1"):
+            form = multipart(file=("a.txt", content), source="en", target="de", progress=progress)
+            with ThreadPoolExecutor(12) as pool:
+                statuses = [*pool.map(lambda _, form=form: server.ask("/translate_file", **form)[0], range(12))]
+            assert Counter(statuses) == {200: 4, 429: 8}
+        assert server.ask("/translate_file", **multipart(file=("a.txt", b"w1"), source="en", target="de"))[0] == 200
+
+
+def test_the_server_stops_if_a_queue_ends(capsys: pytest.CaptureFixture[str]) -> None:
+    """Otherwise all requests to this model would reach the time limit."""
+
+    class Broken(Batches):
+        async def run(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    async def start(translator: Any) -> None:
+        limits = app.Limits(key=None, letters=1, seconds=1, origins=[])
+        served = app.make_app({("en", "de"): Broken(translator, Threads(1), 5, 1)}, limits)
+        async with served.router.lifespan_context(served):
+            await asyncio.sleep(0.1)
+
+    signals: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
+    try:
+        asyncio.run(start(Recorder()))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert signals == [signal.SIGTERM]
+    assert "can't start new thread" in capsys.readouterr().err
 
 
 def test_key(folder: Path, tmp_path: Path) -> None:

@@ -128,6 +128,41 @@ def test_only_callers_that_ask_get_attention() -> None:
     assert asyncio.run(ask(Recorder())) == [True, False]
 
 
+def test_other_models_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model waits for a caller that may return, another model uses the thread."""
+    monkeypatch.setattr(batches, "PATIENCE", 0.2)
+
+    async def ask() -> float:
+        threads = Threads(1)
+        async with running(Recorder(), threads) as first, running(Recorder(), threads) as second:
+            await asyncio.gather(*(first.translate(["w"], 1, False) for _ in range(9)))
+            waiting = asyncio.ensure_future(first.translate(["w"], 1, False))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            took = await seconds(second.translate(["w"], 1, False))
+            await waiting
+        return took
+
+    assert asyncio.run(ask()) < 0.1
+
+
+def test_an_error_of_one_sentence_does_not_reach_other_callers() -> None:
+    class Failing(Recorder):
+        def batch(self, sources: list[list[str]], options: Namespace) -> list[dict[str, Any]]:
+            if ["bad"] in sources:
+                raise MemoryError("too much")
+            return super().batch(sources, options)
+
+    async def ask(recorder: Any) -> list[Any]:
+        async with running(recorder) as queue:
+            calls = (queue.translate([text], 1, False) for text in ("good", "bad", "good"))
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, third = asyncio.run(ask(Failing()))
+    assert first[0]["words"] == third[0]["words"] == ["good"]
+    assert isinstance(second, MemoryError)
+
+
 def test_withdrawn_sentences_leave_the_queue() -> None:
     """Even while a long batch is translated; otherwise callers could exceed the queue's limit."""
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+import uvicorn
+import uvloop
 
+from fairseq_plugins.cli.serve import server as server_module
 from fairseq_plugins.export.translate import Translator
 from tests.export.exporting import lines_of
 from tests.serve.serving import Server, serving
@@ -215,6 +219,27 @@ def test_hostile_requests(number: int, growth: float, folder: Path, tmp_path: Pa
         assert max(memory[len(memory) // 2 :]) < growth * max(memory[: len(memory) // 2])
 
 
+def test_a_client_that_does_not_read_its_answer_does_not_prevent_the_exit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "SLOW", 0.2)
+
+    async def app(_: Any, __: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": bytes(20_000_000)})  # exceeds the system's buffers
+
+    async def exit_while_a_client_waits() -> None:
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = server_module.Server(uvicorn.Config(app, http=server_module.Protocol, lifespan="off"))
+        serving = asyncio.ensure_future(server.serve([listening]))
+        _, writer = await asyncio.open_connection(*listening.getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await asyncio.sleep(0.3)
+        server.should_exit = True
+        await asyncio.wait_for(serving, 20)
+        writer.close()
+
+    uvloop.run(exit_while_a_client_waits())
+
+
 def test_slow_requests_end(folder: Path, tmp_path: Path) -> None:
     """The server closes a connection that sends nothing, half a header or half a body."""
 
@@ -225,13 +250,26 @@ def test_slow_requests_end(folder: Path, tmp_path: Path) -> None:
         writer.close()
         return found
 
+    async def trickle(server: Server) -> bytes:
+        """Send a body that is not used, a byte at a time, until the server closes the connection."""
+        reader, writer = await connect(server)
+        found = asyncio.ensure_future(reader.readuntil(b'"}'))
+        writer.write(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 99\r\n\r\n")
+        for _ in range(14):
+            await asyncio.sleep(2)
+            writer.write(b"x")
+            if writer.is_closing():
+                return await found
+        raise AssertionError("the connection is still open")
+
     async def all_kinds(server: Server) -> list[bytes]:
         head = message("w1").partition(b"\r\n\r\n")[0]
         kinds = (b"", head[:30], head + b"\r\n\r\n{", message("w1") + b"POST /transl")
-        return await asyncio.gather(*(wait(server, kind) for kind in kinds))
+        return await asyncio.gather(*(wait(server, kind) for kind in kinds), trickle(server))
 
     with serving(tmp_path / "log", folder) as server:
-        nothing, head, body, second = asyncio.run(all_kinds(server))
+        nothing, head, body, second, unused = asyncio.run(all_kinds(server))
     assert (nothing, head) == (b"", b"")
     assert body.startswith(b"HTTP/1.1 408 ")
+    assert unused.startswith(b"HTTP/1.1 200 ")
     assert second.count(b"HTTP/1.1 ") == second.count(b"HTTP/1.1 200 ") == 1

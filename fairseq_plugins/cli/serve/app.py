@@ -6,6 +6,8 @@ import asyncio
 import hmac
 import json
 import re
+import signal
+import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -37,6 +39,7 @@ from fairseq_plugins.cli.serve.parameters import (
 FILE_FACTOR = 10  # maximum number of characters in a file, as a multiple of the maximum for texts
 FILES = 4  # maximum number of files that are translated in parallel
 CHUNK = 128  # maximum number of a file's sentences in the queue
+ATTENTION = 1_000_000  # maximum number of attention weights in an answer
 
 
 NAMES = dict(
@@ -67,7 +70,7 @@ class Api:
 
     def __init__(self, models: Mapping[Pair, Batches], limits: Limits) -> None:
         self.models, self.limits = models, limits
-        self.results, self.files = Results(), 0
+        self.results, self.files = Results(), asyncio.Semaphore(FILES)
 
     async def languages(self, request: Request) -> Response:
         """List all source languages with their target languages, like LibreTranslate."""
@@ -122,7 +125,7 @@ class Api:
         if parameters.get("source") == "auto":
             answer["detectedLanguage"] = [detected(pair[0])] * len(texts)
         if attention or is_set(parameters, "details"):
-            answer["sentences"] = [[*map(described, text)] for text in told]
+            answer["sentences"] = described(told)
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
@@ -135,12 +138,16 @@ class Api:
         except ValueError as error:
             raise HTTPException(400, f"Invalid request: {error}") from None
         self.check_length(sum(map(len, document.texts)), FILE_FACTOR * self.limits.letters)
-        if self.files >= FILES:
-            raise HTTPException(429, f"Slowdown: {FILES} files are being translated, try again later")
         steps = self.steps(batches, document, pair[1], str(request.base_url))
         if is_set(parameters, "progress"):
-            lines = (json.dumps(step) + "\n" async for step in steps)
-            return StreamingResponse(lines, media_type="application/x-ndjson")
+            first = await anext(steps)  # The response, whose status cannot change later, begins after this step.
+
+            async def lines() -> AsyncIterator[str]:
+                yield json.dumps(first) + "\n"
+                async for step in steps:
+                    yield json.dumps(step) + "\n"
+
+            return StreamingResponse(lines(), media_type="application/x-ndjson")
 
         async def last() -> dict[str, Any]:
             return [step async for step in steps][-1]
@@ -152,24 +159,26 @@ class Api:
         self, batches: Batches, document: Document, target: str, base: str
     ) -> AsyncIterator[dict[str, Any]]:
         """Translate a file in parts, yield the progress, and finally yield the result's URL or an error."""
-        self.files += 1
-        try:
+        if self.files.locked():
+            raise HTTPException(429, f"Slowdown: {FILES} files are being translated, try again later")
+        async with self.files:
             sentences = await asyncio.to_thread(document.sentences)
             translations: dict[str, str] = {}
             size = min(CHUNK, batches.most)
             for start in range(0, len(sentences), size):
                 yield {"done": start, "total": len(sentences)}
                 chunk = sentences[start : start + size]
-                found = await asyncio.wait_for(self.patiently(batches, chunk), self.limits.seconds)
+                try:
+                    found = await asyncio.wait_for(self.patiently(batches, chunk), self.limits.seconds)
+                except asyncio.TimeoutError:
+                    seconds = f"{self.limits.seconds:g} seconds"
+                    yield {"error": f"Translation error: no answer within {seconds}, try again later"}
+                    return
                 translations |= zip(chunk, (each["translations"][0]["text"] for each in found), strict=True)
             content, report = await asyncio.to_thread(document.translated, translations)
             path = Path(document.name)
             key = self.results.add(f"{path.stem}.{target}{path.suffix}", content)
             yield {"translatedFileUrl": f"{base}download_file/{quote(key)}", "report": report}
-        except asyncio.TimeoutError:
-            yield {"error": f"Translation error: no answer within {self.limits.seconds:g} seconds, try again later"}
-        finally:
-            self.files -= 1
 
     async def patiently(self, batches: Batches, sentences: list[str]) -> list[dict[str, Any]]:
         """Translate sentences; wait while the queue is full."""
@@ -240,10 +249,10 @@ Told = tuple[Sentence, dict[str, Any]]
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
     """Return the sentences of each text, each with its result of `Batches.translate`; empty sentences have ``{}``."""
-    sentences = [split(text) for text in texts]
+    sentences = [split(text) for text in texts[: batches.most + 1]]
     flat = [each.text for text in sentences for each in text if each.text]
-    if len(flat) > batches.most:
-        raise HTTPException(413, f"Invalid request: request ({len(flat)} sentences) exceeds limit ({batches.most})")
+    if (number := max(len(texts), len(flat))) > batches.most:  # blank texts count, too
+        raise HTTPException(413, f"Invalid request: request ({number} sentences) exceeds limit ({batches.most})")
     told = iter(await batches.translate(flat, nbest, attention))
     return [[(each, next(told) if each.text else {}) for each in text] for text in sentences]
 
@@ -263,17 +272,27 @@ def join(text: list[Told], rank: int) -> str:
     return "".join(parts())
 
 
-def described(each: Told) -> dict[str, Any]:
-    """Return a sentence and its translations, with scores and lost placeholders, for the JSON response."""
-    sentence, told = each
-    wanted = placeholders(sentence.text)
-    translations = []
-    for translation in told.get("translations", []):
-        lost = [*(wanted - placeholders(translation["text"])).elements()]
-        translations.append({**translation, "score": round(translation["score"], 4), "lost": lost})
-        if "attention" in translation:
-            translations[-1]["attention"] = translation["attention"].astype(float).round(3).tolist()
-    return {**sentence._asdict(), **told, "translations": translations}
+def described(texts: list[list[Told]]) -> list[list[dict[str, Any]]]:
+    """Return the sentences of each text with translations, scores and lost placeholders, for the JSON response.
+
+    Attention is left out where the response would have more than `ATTENTION` weights.
+    """
+    left = ATTENTION
+
+    def of_sentence(sentence: Sentence, told: dict[str, Any]) -> dict[str, Any]:
+        nonlocal left
+        wanted = placeholders(sentence.text)
+        translations = []
+        for translation in told.get("translations", []):
+            lost = [*(wanted - placeholders(translation["text"])).elements()]
+            shown = {**translation, "score": round(translation["score"], 4), "lost": lost}
+            if (attention := shown.pop("attention", None)) is not None and attention.size <= left:
+                left -= attention.size
+                shown["attention"] = attention.astype(float).round(3).tolist()
+            translations.append(shown)
+        return {**sentence._asdict(), **told, "translations": translations}
+
+    return [[of_sentence(*each) for each in text] for text in texts]
 
 
 async def refuse(request: Request, error: Exception) -> Response:
@@ -289,9 +308,16 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
     """Return the application, which runs the queues while the server runs."""
     api = Api(models, limits)
 
+    def stop_server(queue: asyncio.Task[None]) -> None:
+        if not queue.cancelled():  # an error, for example because the system has no more threads
+            print(f"serve: error: the queue of a model ended: {queue.exception()!r}", file=sys.stderr)
+            signal.raise_signal(signal.SIGTERM)
+
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         running = [asyncio.ensure_future(batches.run()) for batches in models.values()]
+        for task in running:
+            task.add_done_callback(stop_server)
         yield
         for task in running:
             task.cancel()

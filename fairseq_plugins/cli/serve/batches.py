@@ -125,7 +125,13 @@ class Batches:
         while True:
             await self._arrived.wait()
             await self._threads.free.acquire()
-            await self._settle()
+            await asyncio.sleep(0)  # Let the calls of the last batch receive their answers.
+            end = perf_counter() + PATIENCE
+            while perf_counter() < end and 0 < len(self._waiting) < self._share() and self._returning():
+                # Wait for new sentences of callers that have just received answers.  Other models may use the thread.
+                self._threads.free.release()
+                await asyncio.sleep(0.001)
+                await self._threads.free.acquire()
             batch = self._take()
             if not batch:
                 self._arrived.clear()
@@ -135,13 +141,6 @@ class Batches:
             translated = loop.run_in_executor(self._threads.pool, self._translate, batch)
             translated.add_done_callback(partial(self._answer, batch))
             translated.add_done_callback(lambda _: self._threads.free.release())
-
-    async def _settle(self) -> None:
-        """Wait briefly for new sentences of callers that have just received answers."""
-        await asyncio.sleep(0)  # Let the calls of the last batch receive their answers.
-        end = perf_counter() + PATIENCE
-        while perf_counter() < end and 0 < len(self._waiting) < self._share() and self._returning():
-            await asyncio.sleep(0.001)
 
     def _returning(self) -> int:
         """Return the number of sentences of answered calls whose callers may soon send new sentences."""
@@ -170,18 +169,21 @@ class Batches:
         self._waiting = queue[:low] + queue[high:]
         return queue[low:high]
 
-    def _translate(self, batch: list[Waiting]) -> list[dict[str, Any]]:
-        options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
-        return self.translator.batch([each.words for each in batch], options)
+    def _translate(self, batch: list[Waiting]) -> list[dict[str, Any] | Exception]:
+        """Return a result or an error for each sentence; a sentence with an error does not fail the other sentences."""
+        try:
+            options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
+            return [*self.translator.batch([each.words for each in batch], options)]
+        except Exception as error:  # for example, too little memory
+            return [error] if len(batch) == 1 else [self._translate([each])[0] for each in batch]
 
-    def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any]]]) -> None:
-        for place, each in enumerate(batch):
+    def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any] | Exception]]) -> None:
+        for each, told in zip(batch, translated.result(), strict=True):
             if each.answer.done():  # withdrawn by its caller
                 continue
-            if error := translated.exception():
-                each.answer.set_exception(error)
+            if isinstance(told, Exception):
+                each.answer.set_exception(told)
             else:
-                told = translated.result()[place]
                 kept = told["translations"][: each.nbest]
                 if not each.attention:  # another caller of the batch may have requested it
                     kept = [{name: value for name, value in found.items() if name != "attention"} for found in kept]

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs
 
 import anyio
+from python_multipart.multipart import parse_options_header
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -45,10 +46,15 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
         HTTPException: the body is malformed.
     """
     body = await read_body(request, most)
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    content_type = request.headers.get("content-type", "")
+    kind = content_type.partition(";")[0].strip().lower()
     fields: Any
     try:
         if kind == "multipart/form-data":
+            # Starlette decodes a form by any codec of Python that the header names; some take quadratic time.
+            charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").lower()
+            if charset != b"utf-8":
+                raise ValueError("the character set must be UTF-8")
 
             async def stream() -> AsyncGenerator[bytes, None]:
                 yield body

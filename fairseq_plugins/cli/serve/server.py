@@ -30,13 +30,38 @@ GRACE = 0.2  # seconds that the server waits for connections and requests that w
 
 
 class Protocol(HttpToolsProtocol):
-    """A connection that closes if the head of a request is too long or too slow."""
+    """A connection that closes if a request's head is too long, or if the client sends or reads too slowly."""
 
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the first request's head."""
         super().connection_made(transport)
         self._in_head, self._size = True, 0
-        self._timer = self.loop.call_later(SLOW, self._close)
+        self._timer = self._reading = self.loop.call_later(SLOW, self._close)
+        self._unread = 0  # bytes that the client had not read when `_reading` was started
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop all time limits."""
+        self._timer.cancel()
+        self._reading.cancel()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the time limit for reading a part of the answer, because the client reads slowly or not at all."""
+        super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
+        self._reading = self.loop.call_later(SLOW, self._expect_progress)
+
+    def resume_writing(self) -> None:
+        """Stop the time limit for reading: the client has read most of the answer."""
+        self._reading.cancel()
+        super().resume_writing()
+
+    def _expect_progress(self) -> None:
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if self._unread < before:
+            self._reading = self.loop.call_later(SLOW, self._expect_progress)
+        else:
+            self.transport.abort()
 
     def _close(self) -> None:
         if self._in_head and (self._size or self.cycle is None):  # uvicorn closes idle connections itself
@@ -53,12 +78,15 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Stop the time limit: the head is complete."""
+        """Stop the time limit for the head, and start the time limit for the body, even if nothing reads it."""
         self._in_head = False
+        self._timer.cancel()
+        self._timer = self.loop.call_later(2 * SLOW, self.transport.close)  # `read_body` refuses slow bodies earlier
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         """Expect the next request's head; its time limit starts when its first bytes arrive."""
+        self._timer.cancel()
         super().on_message_complete()
         self._in_head, self._size = True, 0
 
