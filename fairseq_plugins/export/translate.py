@@ -247,7 +247,7 @@ class Translator:
                 raise ValueError("the file does not match the model files or this program")
         # Special symbols in text are unknown words.
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}
-        self.candidates = np.zeros((sizes[0], 0), int), np.arange(sizes[1])
+        self.candidates = np.zeros((sizes[0], 0), int), np.arange(sizes[1], dtype=np.int64)
         self.bpe = self.pieces = self.tokenizer = None
         if c["candidates"]:
             with naming_file_in_errors(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
@@ -346,7 +346,9 @@ class Translator:
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
-        candidates = np.union1d(self.candidates[0][source], self.candidates[1]).astype(np.int64)
+        of_words, candidates = self.candidates
+        if c["candidates"]:
+            candidates = np.union1d(of_words[source], candidates).astype(np.int64)
         longest = min(int(o.max_len_a * length + o.max_len_b), c["target_positions"] - 1)
         if o.min_len > longest or o.beam >= len(candidates):
             raise ValueError(
