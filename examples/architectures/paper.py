@@ -53,7 +53,7 @@ class Box(NamedTuple):
 
 
 class Paper:
-    """A picture; ``labels`` lists all text on it."""
+    """A picture; ``labels`` lists all text on the picture."""
 
     def __init__(self) -> None:
         self.figure = new_figure(1, 1)

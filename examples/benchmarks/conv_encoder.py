@@ -101,7 +101,7 @@ def main() -> None:
     for name, model in models.items():
         model.decoder.forward = without_state(model)
         equal, pairs, difference = compare(hypotheses[name], generators[name].generate(None, sample))
-        failed |= difference > 1e-4  # only scores count: hypotheses with close scores may change places
+        failed |= difference > 1e-4  # only scores are compared: hypotheses with close scores may be ranked differently
         trained = target_count / statistics.median(training[name])
         generated = source_count / statistics.median(generation[name])
         print(f"{name:22}{trained:16.0f}{generated:16.0f}   {equal} of {pairs}", flush=True)

@@ -56,8 +56,8 @@ def run(args: Namespace) -> None:
     corpus, orig = CORPORA[args.experiment], args.orig or args.output / "orig"
     if args.smoke and args.orig:
         raise ValueError(f"--smoke: uses invented files, not the files in --orig {args.orig}; remove one option")
-    # A missing folder is refused, because a mistyped name would start a download of gigabytes. When all files have been
-    # read, the folder may be missing.
+    # A missing folder is refused, because a mistyped name would start a download of gigabytes. The folder may
+    # be missing only if all its files have already been read.
     if args.orig and not args.orig.is_dir() and needed_files(corpus, args.output, args.words):
         raise ValueError(f"--orig: {args.orig} is not a folder; create it, or remove the option")
     with work_in(args.output):

@@ -120,7 +120,7 @@ def download(url: str, path: Path, checksum: str | None = None) -> None:
             algorithm, _, expected = checksum.partition(":")
             found = digest(partial, algorithm)
             if found != expected:
-                partial.unlink()  # Otherwise the next call would resume a wrong file.
+                partial.unlink()  # The next call would resume this wrong file.
                 raise ValueError(
                     f"{url}: {algorithm} sum {found}, expected {expected}; repeat the command to download it again"
                 )

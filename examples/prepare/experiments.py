@@ -59,8 +59,9 @@ CORPORA = {
         normalise=True,
         words=_WORDS,
     ),
-    # ConvS2S section 4.1 uses this data. The length penalty is tuned on newstest2015 (section 4.3), which is also the
-    # test set of Gehring et al. 2016. newstest2013 is the test set of the Weighted Transformer's table 2.
+    # ConvS2S section 4.1 uses the data of WMT'14 English-German. The length penalty is tuned on newstest2015 (section
+    # 4.3), which is also the test set of Gehring et al. 2016. newstest2013 is the test set of the Weighted
+    # Transformer's table 2.
     "wmt14_en_de": Corpus(
         *DE,
         train=text("training/europarl-v7.de-en.{}", DE, EUROPARL, EUROPARL_SUM)

@@ -13,7 +13,7 @@ from fairseq_plugins.cli.figure import new_figure, save
 from fairseq_plugins.cli.plot_loss import read_log
 
 GREY, BLUE = "#999999", "#0072b2"
-# For each line: the log's names of the loss and of the update number, the label, and the style.
+# Each entry describes a curve: the log's keys of the loss and of the update number, the curve's label, and its style.
 LINES = [
     ("loss", "num_updates", "training", {"color": GREY, "linewidth": 1}),
     ("valid_loss", "valid_num_updates", "validation", {"color": BLUE, "linewidth": 2}),

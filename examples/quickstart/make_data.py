@@ -47,7 +47,10 @@ Pair = tuple[str, str]
 
 
 def names(field: str) -> list[Pair]:
-    """Return CLDR's English and German names of two-letter codes, without parentheses and of at most two words."""
+    """Return CLDR's English and German names of countries or languages with two-letter codes.
+
+    Names with parentheses and names of more than two words are left out.
+    """
     english, german = (getattr(Locale(language), field) for language in LANGUAGES)
     codes = sorted(code for code in english if len(code) == 2 and code in german and code not in NOT_COUNTRIES)
     pairs = [(english[code], german[code]) for code in codes]

@@ -60,7 +60,7 @@ class Cell(NamedTuple):
     rate: float
     attention_dropout: float
     seed: int
-    updates: int | None  # None: as many as in the recipe
+    updates: int | None  # None: the recipe's number of updates
 
     def __str__(self) -> str:
         name = f"{self.model}-rate{self.rate}-attention{self.attention_dropout}-seed{self.seed}"
@@ -81,7 +81,8 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Return the result of a training, which runs now if it has no result yet.
 
-    After a training outside the grid, the best checkpoint also translates the test part, which is scored.
+    After a training outside the grid, the best checkpoint also translates the test part, and BLEU and chrF
+    are computed.
     """
     folder = args.out / str(cell)
     result = folder / "result.json"
