@@ -211,7 +211,7 @@ def check_values(state: dict[str, Any]) -> None:
         if isinstance(value, Tensor) and (fault := fault_of(value)):
             raise ValueError(f"{place} is {fault}")
         if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
-            raise ValueError(f"{place} has an attribute {odd[0]!r}, which would hide its contents")
+            raise ValueError(f"{place} has an unexpected attribute {odd[0]!r}, which could hide values")
 
 
 class CheckingTorch(ModuleType):

@@ -202,7 +202,7 @@ def save_every(seconds: float) -> None:
     """Within an epoch, save ``checkpoint_last.pt`` about every ``seconds``; only own-data calls this function.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
-    Trainings in several processes save as fairseq does, because the processes would have to agree on the time.
+    With several processes, this function changes nothing: their clocks differ, but all processes must save together.
     """
     saved = time.monotonic()
 
