@@ -78,7 +78,8 @@ class StepwiseDecoding:
 
     Args:
         source: encoder output, one entry per sentence.
-        capacity: number of steps to allocate memory for.  If the capacity is given, the state is `fixed`.
+        capacity: number of steps to allocate memory for.  If the capacity is given, the state is `fixed`: its
+            tensors keep their shapes and addresses.
         words: candidate words to predict (see `selected_rows`), or None for all words.
 
     Attributes:
@@ -216,7 +217,7 @@ class FairseqDecoding:
         return logits[:, -1], None if attention is None else attention[:, -1]
 
     def output_layer(self, features: Tensor) -> Tensor:
-        """Return the given features: `step` has already computed logits."""
+        """Return the features unchanged, because `step` has already computed logits."""
         return features
 
     def keep(self, kept: KeptSentences) -> None:
@@ -228,9 +229,9 @@ class FairseqDecoding:
 def reorder_rows(state: Tensor, order: Tensor | None) -> Tensor:
     """Return a copy of a state, (R, ...), with its rows in a new order, (R,); if ``order`` is None, return the state.
 
-    Compiled code calls a custom operator without gradient, which the compiler cannot fuse with other operations.  If
-    the compiler fused the re-ordering, torch 2.6 to 2.9 might write the next state to memory that is still being read,
-    and translations would be silently wrong.
+    In compiled code, a custom operator without gradient re-orders the rows, so that the compiler cannot fuse the
+    re-ordering with other operations.  If the compiler fused the re-ordering, torch 2.6 to 2.9 might write the next
+    state to memory that is still being read, and translations would be silently wrong.
     """
     if order is None:
         return state
@@ -252,7 +253,7 @@ def update_state(state: Any, /, **parts: Tensor) -> None:
 class KeptSentences:
     """The sentences of a batch that remain after other sentences have finished."""
 
-    sentences: Tensor  # previous index of each remaining sentence, in the new order, (B,)
+    sentences: Tensor  # index that each remaining sentence had in the previous step, (B,)
 
     def of(self, x: Tensor) -> Tensor:
         """Return the entries of the remaining sentences; x has one entry for each sentence of the previous step.
@@ -293,7 +294,10 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return and clear the order of the next step; return also the remaining sentences if sentences are dropped."""
+        """Return the order of the next step and the remaining sentences, and clear the order.
+
+        The order is None if `reorder` was not called.  The remaining sentences are None if no sentence is dropped.
+        """
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
             return order, None
@@ -301,7 +305,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether rows stay in their sentences and, if no sentence is dropped, sentences keep their places."""
+        """Return whether rows move only within their sentences, and sentences move only if a sentence is dropped."""
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -107,7 +107,7 @@ def pretrained_embedding(dictionary: Dictionary, dim: int, path: str | None, opt
 
 
 def normal_embedding(num_embeddings: int, embedding_dim: int, padding_idx: int, std: float = 0.1) -> nn.Embedding:
-    """Return normally distributed embeddings, with zeros for padding; the default of ``std`` is ConvS2S's."""
+    """Return normally distributed embeddings, with zeros for padding; ConvS2S has the standard deviation 0.1."""
     embedding = nn.Embedding(num_embeddings, embedding_dim, padding_idx=padding_idx)
     nn.init.normal_(embedding.weight, mean=0, std=std)
     nn.init.zeros_(embedding.weight[padding_idx])

@@ -54,10 +54,10 @@ def beside(path: Path) -> Iterator[Path]:
         yield unfinished
         if not unfinished.is_dir():
             with unfinished.open("rb") as file:
-                os.fsync(file.fileno())  # otherwise, a power failure may leave ``path`` without content
+                os.fsync(file.fileno())  # without fsync, a power failure may leave ``path`` without content
         unfinished.replace(path)
     except BaseException:
-        _remove(unfinished)  # the unfinished file may have filled the disk
+        _remove(unfinished)  # also free the disk space, because the disk may be full
         raise
 
 
@@ -110,7 +110,7 @@ def _name_beside(path: Path) -> Path:
     """Return a temporary path for this process, and remove temporary files of killed processes on this machine."""
     before, after = f"{path.name}.{os.uname().nodename}-", ".tmp"
     own = path.with_name(f"{before}{os.getpid()}{after}")
-    _remove(own)  # a killed process with the same process number may have left this file
+    _remove(own)  # a killed process with the same process number may have left a temporary file
     for left in path.parent.glob(f"{escape(before)}*{after}"):
         # A PermissionError means that the process exists and belongs to another user.
         with suppress(ValueError, OverflowError, PermissionError):

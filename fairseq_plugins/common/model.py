@@ -92,8 +92,8 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
     def attention_modules(self) -> dict[int, nn.Module]:
         """Return the modules that attend to the source, by layer number from 1, for the command plot-attention.
 
-        If a module has a method ``weights``, this method returns the attention, (B, h, T, S), for the same inputs as
-        the module's ``forward``.  Otherwise the attention, (B, T, S), is the second output of ``forward``.
+        A module's method ``weights`` has the inputs of ``forward``, and returns the attention, (B, h, T, S).  If a
+        module has no method ``weights``, the attention, (B, T, S), is the second output of ``forward``.
         """
 
     def extract_features(
@@ -148,7 +148,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     @property
     def wants_attention(self) -> bool:
-        """Whether `features` should return the attention: in evaluation mode, if ``need_attn`` is true."""
+        """Whether `features` should return the attention: true in evaluation mode if ``need_attn`` is true."""
         return self.need_attn and not self.training
 
     def reorder_incremental_state(self, incremental_state: dict[str, Any], new_order: Tensor) -> None:
@@ -170,9 +170,10 @@ class TranslationModel(FairseqEncoderDecoderModel):
         shortest_warmup: minimum number of warm-up updates when the command own-data trains the model.
         onnx_program: name of the module that builds the ONNX programs.  The module's functions ``encode``, ``set_up``
             and ``step`` add operators to the programs, and its ``PARTS`` lists the classes that can be exported.
-            Each subclass must set ``onnx_program`` again to be exported, because it may compute a different function.
-        converters: modules whose function ``convert`` converts checkpoints of a fairseq model to this family; a mapping
-            from the name of the fairseq model to the name of the module.
+            A subclass can be exported only if the subclass itself sets ``onnx_program``, because a subclass may compute
+            a different function.
+        converters: mapping from the name of a fairseq model to the name of the module whose function ``convert``
+            converts checkpoints of this fairseq model to this family.
         state_version: version of the checkpoint layout, saved as a buffer.
     """
 

@@ -1,8 +1,8 @@
 """Options of models: defaults, allowed ranges, architectures (named sets of options), and lists of layers.
 
 In a configuration class, an option whose value differs between architectures has the default None.  hydra applies
-defaults before fairseq calls the architecture's function.  This function replaces only None, because it cannot
-distinguish any other default from a user's value.
+defaults before fairseq calls the architecture's function.  The architecture's function replaces only None, because it
+cannot distinguish any other default from a user's value.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ _MAX_TEXT = 100_000
 def literal(text: str) -> Any:
     """Return the value of a Python literal, in which ``+`` may join lists and ``*`` may repeat a list.
 
-    fairseq's options contain such text, for example ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes this
-    text to ``eval``, which runs any code.  Tuples can be joined and repeated like lists.
+    Tuples can be joined and repeated like lists.  For example, an option of fairseq's fconv may have the value
+    ``[(512, 3)] * 9 + [(1024, 3, 1)] * 4``.  fairseq passes this value to ``eval``, which runs any code.
     """
     if not isinstance(text, str):
         raise TypeError(f"expected text, got {text!r}")
@@ -159,7 +159,9 @@ class ConvolutionSpec(NamedTuple):
 
     width: int
     kernel: int
-    residual: int = 1  # layers that the connection spans: 1 if it starts at the layer's own input, 0 without connection
+    # Number of layers that the residual connection spans: 1 if the connection starts at the layer's own input, or 0 if
+    # the layer has no residual connection.
+    residual: int = 1
 
 
 def input_widths(layers: Sequence[ConvolutionSpec]) -> list[tuple[int, int]]:

@@ -53,9 +53,9 @@ class Source:
     def group(self) -> tuple[Source, int]:
         """Return a source with one entry per sentence, and k, the number of rows per sentence.
 
-        Beam search keeps the k rows of a sentence adjacent.  If rows are in another order, each row gets its own copy
-        of its sentence, and k is 1.  On a GPU, reading the order would need a synchronisation, so another order raises
-        an error on the device.
+        Beam search keeps the k rows of a sentence adjacent.  On a CPU, if rows are in another order, each row gets its
+        own copy of its sentence, and k is 1.  On a GPU, rows in another order raise an error on the device, because
+        checking the order on the host would need a synchronisation.
         """
         if self.rows is None:
             return self, 1
@@ -88,6 +88,6 @@ def softmax(scores: Tensor) -> Tensor:
 
     The scores themselves are rounded to the model's precision.  This rounding makes the error of attention's output 1.4
     to 1.5 times as large as with unrounded scores: with float16, 0.06 to 0.12 % instead of 0.04 to 0.08 %.  The
-    difference is too small to justify float32 keys.
+    additional error is too small to justify float32 keys.
     """
     return torch.softmax(scores, dim=-1, dtype=torch.promote_types(scores.dtype, torch.float32)).type_as(scores)

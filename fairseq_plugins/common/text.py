@@ -7,7 +7,8 @@ from collections.abc import Collection, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-LONGEST = 500  # characters; subword-nmt needs minutes for a word of many thousands of characters
+# Maximum number of characters in a word; subword-nmt needs minutes for a word of many thousands of characters.
+LONGEST = 500
 
 # sacreBLEU's tokenizers, by language; other languages use 13a.  The tokenizers spm and flores200 are not used, because
 # sacreBLEU would download their models.
@@ -58,7 +59,7 @@ def missing_tokenizer(language: str) -> str | None:
     name = _tokenizer(language)
     if tokenizer_for(language) == name:
         return None
-    return f"BLEU compares characters. To compare words ({name}): {NEEDED[name][1]}"
+    return f"BLEU compares characters. To compare words, install the tokenizer {name}: {NEEDED[name][1]}"
 
 
 def _tokenizer(language: str) -> str:

@@ -57,7 +57,7 @@ class AttentiveLSTM(nn.Module):
             torch.cat([self.recurrent.weight, self.query.weight]),
             self.conditional_input.weight,
         )
-        # autocast converts no tensors in the backward pass, so convert tensors of other precisions here.
+        # autocast does not convert tensors in the backward pass, so convert all tensors to the precision of x here.
         h, a = _Recurrence.apply(x, *(other.to(x.dtype) for other in others))
         return h.transpose(0, 1), a.transpose(0, 1)
 
@@ -199,7 +199,8 @@ class ConditionalInput:
     """The contribution of attention to the gates; the source is multiplied by W_d and W_c once per batch.
 
     The scores are ``d·z = h·(W_dᵀ z) + b_d·z + g·z`` for ``d = W_d h + b_d + g``.  The contribution to the gates is
-    ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.  Therefore ``W_dᵀ z``, ``b_d·z`` and ``W_c v_j`` are computed once.
+    ``W_c Σ a_j v_j = Σ a_j (W_c v_j)``.  Therefore ``W_dᵀ z``, ``b_d·z`` and ``W_c v_j`` are computed once
+    per batch.
 
     Attributes:
         keys: z, followed by W_dᵀ z, so that one product with concatenated g and h gives the scores, (B, f + H, S).

@@ -82,7 +82,8 @@ class ConvolutionStack(nn.Module):
         x = self.from_embedding(e).transpose(1, 2)  # (B, C, S)
         outputs = [x]
         for convolution, shortcut, residual in zip(self.convolutions, self.shortcuts, self.residuals, strict=True):
-            # Padding must be zero, like positions outside the batch, so that results do not depend on padding.
+            # A convolution reads zeros before the first and after the last position of the batch.  Also set padding to
+            # zero, so that the outputs of a sentence do not depend on the amount of padding beside it.
             x = convolution(x.masked_fill(padding, 0))
             if residual:
                 x = x + shortcut(outputs[-residual])
@@ -96,9 +97,9 @@ class Convolution(nn.Module):
 
     Section 4.3 divides the gradients of convolutions with d inputs by √d.  Without this division, the layers of a stack
     saturate.  However, optimizers that normalise gradients, such as Adam, would undo the division.  Therefore the
-    parameters here are √d times weight and bias, but receive the gradients of weight and bias.  A step of any optimizer
-    then changes weight and bias by 1/√d of the usual amount.  With plain SGD, scaled parameters and divided
-    gradients are equivalent.
+    parameters of this module are √d times the convolution's weight and bias, but receive the gradients of weight and
+    bias.  A step of any optimizer then changes weight and bias by 1/√d of the usual amount.  With plain SGD, scaled
+    parameters and divided gradients are equivalent.
 
     Gradient clipping reads the undivided gradients.  The norm of these gradients is 1.15 to 1.4 times as large as the
     norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).

@@ -82,7 +82,7 @@ def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, st
 def _lstm_layer(program: SourceProgram, lstm: nn.LSTM, x: str, backwards: bool) -> str:
     """Add an LSTM, (S, B, width) -> (S, B, H)."""
 
-    def ordered(gates: Tensor) -> Tensor:  # ONNX's order: input, output, forget, candidate
+    def ordered(gates: Tensor) -> Tensor:  # ONNX's order of gates: input, output, forget, candidate
         i, f, candidate, o = gates.chunk(4)
         return torch.cat([i, o, f, candidate]).unsqueeze(0)
 

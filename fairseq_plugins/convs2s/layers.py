@@ -2,8 +2,8 @@
 
 The second part of the file contains the forms of these layers for incremental decoding.  A decoding step does not copy
 the source, and does not synchronise with the device.  In a decoding step, a convolution is the product of its weight
-and the last w inputs of each row, and attention consists of two matrix products per sentence, whose rows are the
-hypotheses.
+and the last w inputs of each row.  Attention in a decoding step consists of two matrix products per sentence, with one
+matrix row per hypothesis.
 
 B sentences, T time steps or target positions, S source positions, C input width, D output width, w kernel width,
 f embedding width, k hypotheses (rows) per sentence, R = B·k.  Time is the first dimension in convolutions, as in
@@ -135,9 +135,9 @@ class MultiStepAttention(nn.Module):
 class ProjectedAttention:
     """Multi-step attention that applies its two projections to the source once per sentence, instead of in each step.
 
-    The scores are d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z) for d = √½ (W_d h + b_d + g).  The output is
-    W_o Σ a_j v_j = Σ a_j (W_o v_j), times √m.  Therefore W_dᵀ z, b_d·z and √m W_o v_j are computed once.  The term g·z
-    does not depend on the layer, so the caller computes it once for all layers.
+    The scores are d·z = √½ (h·(W_dᵀ z) + b_d·z + g·z) for d = √½ (W_d h + b_d + g).  For m source tokens,
+    the output is √m W_o Σ a_j v_j = Σ a_j (√m W_o v_j).  Therefore W_dᵀ z, b_d·z and √m W_o v_j are computed once per
+    sentence.  The term g·z does not depend on the layer, so the caller computes g·z once for all layers.
     """
 
     per_sentence = "keys", "score_bias", "values"
@@ -255,7 +255,7 @@ class PairedConvolution:
     def step(self, x: Tensor, order: Tensor | None) -> Tensor:
         """Return the next output of each row, like `StepConvolution.step`.
 
-        The caller must not modify x, because two more steps read it.
+        The caller must not modify x, because the next two steps also read x.
         """
         multiply0, multiply1, multiply2, multiply3 = self.products
         first, second = (reorder_rows(each, order) for each in self.inputs)

@@ -74,7 +74,8 @@ class ConvS2SEncoder(SourceEncoder):
         z = self.from_embedding(e).transpose(0, 1)  # (S, B, C): time first for the convolutions
         outputs = [z]
         for convolution, shortcut in zip(self.convolutions, self.shortcuts, strict=True):
-            # Padding must be zero, like positions outside the batch, so that results do not depend on padding.
+            # A convolution reads zeros before the first and after the last position of the batch.  Also set padding to
+            # zero, so that the outputs of a sentence do not depend on the amount of padding beside it.
             z = convolution(self.dropout(z.masked_fill(padding, 0)))
             z = shortcut(z, outputs)
             outputs.append(z)

@@ -10,7 +10,7 @@ reduce the six products to four (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
     m_3 = (x_3 - x_1) w_2
 
 If both outputs have similar magnitudes, rounding errors are two to four times as large as with six products.
-Otherwise, rounding errors are proportional to the larger output, which makes the smaller output less accurate.
+If one output is much larger, rounding errors are proportional to this output, so the smaller output is less accurate.
 
 T time steps, B sentences, C input width, O output width, w kernel width.  A pair of numbers ``padding`` says how many
 zeros precede and follow the input; their sum is w - 1.
@@ -25,8 +25,8 @@ from torch import Tensor
 from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
 
-# Minimum input width for computing pairs of outputs.  In narrower layers, the sums take as long as the products that
-# they save.
+# Minimum input width for computing pairs of outputs.  In layers below this width, the sums take as long as the products
+# that they save.
 NARROWEST = 512
 
 

@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, onednn_product
 
-# In products with fewer multiplications, oneDNN's set-up takes most of the time.
+# Minimum number of multiplications for oneDNN.  In products below this minimum, oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
 
@@ -33,7 +33,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: Batch
     if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
         return packing.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
-    # Return a view only if necessary: autograd copies a view of this result before overwriting it in place.
+    # If x is a matrix, return y itself, not a view of y.  If the caller overwrites a view in place, the backward pass
+    # copies the gradient of the view.
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
 

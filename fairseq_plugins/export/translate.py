@@ -21,29 +21,30 @@ from typing import Any
 
 import numpy as np
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # otherwise onnxruntime writes to ~/.cache, or warns
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # without this setting, onnxruntime writes to ~/.cache, or warns
 import onnxruntime as ort
 
 Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
-STRINGS = ("tokenizer", "bpe_separator")  # each may be null
+STRINGS = ("tokenizer", "bpe_separator")  # these values of config.json may be null
 CACHED = 100_000  # maximum number of words whose subwords are cached
 GROWTH = 16  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
     b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
 )
-CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # of this process
+# Number of CPU cores that this process may use.
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 OPTIONS: dict[str, tuple[float, str]] = {  # options of the search, which mean the same as in fairseq
     "beam": (5, "hypotheses per sentence"),
     "nbest": (1, "maximum number of translations per line; if above 1, each translation is printed after its score"),
-    "lenpen": (1.0, "exponent of the length that divides the score of a hypothesis, -10 to 10"),
+    "lenpen": (1.0, "exponent E, from -10 to 10; the score of a hypothesis is divided by (length of the hypothesis)^E"),
     "unkpen": (0.0, "number subtracted from the score for each unknown word"),
     "word_penalty": (0.0, "number added to the score for each word"),
     "min_len": (1, "minimum number of words in a translation"),
     "max_len_a": (0.0, "A in A * x + B, the maximum number of words; x is the length of the batch's longest source"),
-    "max_len_b": (200, "B in A * x + B"),
+    "max_len_b": (200, "B in A * x + B; see --max-len-a"),
     "max_tokens": (600, "maximum number of words in a batch, including padding"),
 }
 MEMORY = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
@@ -85,7 +86,8 @@ def sums_overflow() -> bool:
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]  # a single row uses another kernel
+    # onnxruntime multiplies a single row by another kernel, so test eight rows and a single row.
+    sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]
     return any((each != 64 * 255 * 127).any() for each in sums)
 
 
@@ -220,7 +222,7 @@ class Translator:
 
     def __init__(self, folder: str | Path, threads: int = CORES, batches: int = 1, progress: bool = False) -> None:
         self.folder, self.batches, self.progress = (folder := Path(folder)), max(1, batches), progress
-        if not (folder / "SHA256SUMS").is_file():  # reading a pipe would block
+        if not (folder / "SHA256SUMS").is_file():  # opening a pipe at this path would block
             raise ValueError(f"{folder / 'SHA256SUMS'} is not a file: export a model to {folder} first")
         sums = {line[66:]: line[:64] for line in read_lines(folder / "SHA256SUMS")}
         for name in sorted(FILES | sums.keys()):
@@ -231,7 +233,7 @@ class Translator:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # slower, but without overflow
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # this option is slower, but avoids overflow
             options.add_session_config_entry("session.x64quantprecision", "1")
         with naming_file_in_errors(folder / "weights.bin"):
             self.read, self.step = (Program(folder / f"{name}.onnx", options) for name in ("source", "step"))
@@ -426,7 +428,8 @@ def main() -> None:
         try:
             sys.stdout.flush()
         except OSError as error:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # otherwise Python writes again at exit
+            # Python flushes the standard output again at exit, so redirect it to the null device.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise OSError(f"the standard output cannot be written: {error.strerror}") from None
 
 

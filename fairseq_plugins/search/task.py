@@ -62,10 +62,10 @@ class TranslationFastConfig(TranslationConfig):
 class TranslationFastTask(TranslationTask):
     """fairseq's translation task with a faster search, and optionally lower precision and vocabulary selection.
 
-    ``--candidates`` restricts translation to the candidate words of each batch.  The option works with any model, also
-    with models that were trained with the whole vocabulary.  In training, the criterion `vocab_selection_cross_entropy`
-    uses the candidates.  Checkpoints contain the tables of candidates, so translation does not need the folder of
-    ``--candidates``.
+    ``--candidates`` restricts translation to the candidate words of each batch.  ``--candidates`` works with any model,
+    also with models that were trained with the whole vocabulary.  In training, the criterion
+    `vocab_selection_cross_entropy` uses the candidates.  Checkpoints contain the tables of candidates, so translation
+    does not need the folder of ``--candidates``.
 
     ``--eval-bleu`` logs chrF beside BLEU, see `TextScorer`.
     """
@@ -117,7 +117,7 @@ class TranslationFastTask(TranslationTask):
         """Return the loss, the sample size and the logs of a batch, with n-gram counts if ``--eval-bleu`` is set."""
         loss, sample_size, log = super(TranslationTask, self).valid_step(sample, model, criterion)
         if self.cfg.eval_bleu:
-            while hasattr(model, "module"):  # without wrappers for distributed training
+            while hasattr(model, "module"):  # remove wrappers for distributed training
                 model = model.module
             found = self.inference_step(self.build_generator([model], self._scorer.search), [model], sample)
             log.update(self._scorer.count([hypotheses[0]["tokens"] for hypotheses in found], sample["target"]))

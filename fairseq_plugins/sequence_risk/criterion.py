@@ -44,10 +44,10 @@ class SequenceRisk(FairseqCriterion):
     vocabulary in generation and scoring.
 
     The criterion logs averages over sentences: ``risk``, the expected cost; ``best``, the cost of the model's best
-    hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  It also
-    logs two durations, in seconds per batch.  ``search`` is the time to generate hypotheses.  ``scoring`` is the time
-    to compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not include operations that are
-    still queued.
+    hypothesis; ``oracle``, the lowest cost of a hypothesis; and ``translations``, the number of hypotheses.  The
+    criterion also logs two durations, in seconds per batch.  ``search`` is the time to generate hypotheses.
+    ``scoring`` is the time to compute costs and loss, without the backward pass.  On a GPU, ``scoring`` does not
+    include operations that are still queued.
     """
 
     def __init__(self, task: FairseqTask, cfg: SequenceRiskConfig) -> None:
@@ -155,7 +155,7 @@ class SequenceRisk(FairseqCriterion):
             sets.append(
                 HypothesisSet([row_of[each] for each in cost_of], list(cost_of.values()), cost_of[tuple(found[0])])
             )
-        before = sample["net_input"]["prev_output_tokens"].tolist()  # padded on the left or on the right
+        before = sample["net_input"]["prev_output_tokens"].tolist()  # rows are padded on the left or on the right
         first = [next(word for word in row if word != self.padding_idx) for row in before]
         return Rows(tokens, sentences, first), sets
 
@@ -183,7 +183,7 @@ class SequenceRisk(FairseqCriterion):
         inner.forward = partial(score_rows, inner, net_input, rows, self.padding_idx)
         try:
             with output:
-                return model(words)  # torch's DataParallel fails without an argument
+                return model(words)  # pass an argument, because torch's DataParallel fails without one
         finally:
             del inner.forward
 

@@ -32,7 +32,7 @@ _MIN_LPROB = -80.0  # exp of this number is still positive in float32
 
 
 class HypothesisGenerator:
-    """Generate up to ``count`` hypotheses per sentence by beam search or, if ``sampling``, by sampling in training.
+    """Generate up to ``count`` hypotheses per sentence by beam search, or by sampling in training if ``sampling``.
 
     If the task is `translation_fast`, the task determines the candidate words and the precision.
     """

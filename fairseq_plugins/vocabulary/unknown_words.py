@@ -1,8 +1,8 @@
 """Replacement of unknown words by attention (Jean et al. 2015, arXiv 1412.2007; ConvS2S section 4.3).
 
 Each ``<unk>`` is replaced by the translation of the source word with the largest attention, or by a copy of this word.
-Some models attend to a word at a fixed distance from the aligned word.  An offset corrects this distance (Gehring et
-al. 2016, section 4.4).  `repairs` replaces fairseq's implementation by the functions of this module.
+Some models attend to a word at a fixed distance from the aligned word; an offset corrects this distance (Gehring et al.
+2016, section 4.4).  `repairs` replaces fairseq's implementation by the functions of this module.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def keep_source_words(task: Any, generator: Any, offset: int = 0) -> None:
     """Replace methods of ``generator`` and ``task``, so that unknown source words can be copied to translations.
 
     The generator returns a `SourceWords` as alignment of each hypothesis.  For ``fairseq-interactive``, the task adds
-    unknown source words to the dictionary until it reads the next buffer of lines.  The model still reads unknown
-    source words as ``<unk>``.  Padding, ends of sentences, and text that is spelled like these symbols do not count
-    as words.
+    the unknown source words of a buffer of lines to the dictionary, and removes these words before it reads the next
+    buffer.  The model still reads unknown source words as ``<unk>``.  Padding, ends of sentences, and text that is
+    spelled like these symbols do not count as words.
     """
     dictionary = task.source_dictionary
     size, generate, tokenize = len(dictionary), generator.generate, task.get_interactive_tokens_and_lengths
@@ -117,7 +117,7 @@ def read_translations(replace_unk: str | None) -> dict[str, str] | None:
     """Read the translations of ``--replace-unk`` from a file with lines ``source target``; an empty path gives {}."""
     if replace_unk is None:
         return None
-    if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for the option without a value
+    if replace_unk.strip() in ("", "@@"):  # fairseq's parser returns @@ for --replace-unk without a value
         return {}
     translations = {}
     path = Path(replace_unk)

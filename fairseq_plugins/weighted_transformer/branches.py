@@ -110,14 +110,15 @@ class BranchedBlock(nn.Module):
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
         """Return the output of the layer, (..., d), for its input, (..., d), and the concatenated heads, (..., d)."""
         folded = self.fold()
-        # Flatten x, not the product: autograd would copy a view of the product that is overwritten in place.
+        # Flatten x, not the product.  If a view of the product were overwritten in place, the backward pass would copy
+        # the gradient of the view.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
         attended = linear(heads, folded.out, self.out.bias, self.packing)
         second = partial(linear, weight=folded.second, bias=self.second.bias, packing=self.packing)
         return self.finish(x, attended, inner, second)
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the second part of `forward`, which incremental decoding also calls.
+        """Compute the second part of `forward`; incremental decoding also calls this method.
 
         Args:
             x: input of the layer, (..., d).
@@ -174,7 +175,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the branch weights of each token, (..., d) -> (..., M)."""
-        scores = F.linear(x, self.projection.weight)  # never in int8: rounded scores could select other branches
+        scores = F.linear(x, self.projection.weight)  # never use int8: rounded scores could select other branches
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)
 
@@ -189,9 +190,10 @@ def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
 class SimplexVector(nn.Module):
     """M branch weights with mean one: M times a point on the simplex (M numbers, each at least 0, with sum 1).
 
-    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies by κ and by α.  Without
-    the factor M, the block's initial output would be a few hundredths of the output of a Transformer's block.  W^O and
-    W_2 could include the factor, so the model can represent the same functions with and without the factor.
+    In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies the outputs of its
+    branches by κ and by α.  Without the factor M, the block's initial output would be a few hundredths of the output of
+    a Transformer's block.  W^O and W_2 could include the factor M, so the model can represent the same functions with
+    and without the factor M.
 
     Args:
         size: M.
@@ -225,7 +227,7 @@ class SimplexVector(nn.Module):
         return self.point() * len(self.weight)
 
     def check_constraint(self, weight: Tensor) -> None:
-        """Refuse a checkpoint's weight, (M,), if its constraint in training differs from this model's constraint."""
+        """Refuse branch weights, (M,), of a checkpoint that was trained with another ``--branch-constraint``."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
         if not self.softmax and weight.sum() <= 0:  # initial logits are negative, as logarithms of numbers below 1
@@ -245,7 +247,7 @@ def project_onto_simplex(x: Tensor) -> Tensor:
 def random_point(size: int) -> Tensor:
     """Draw a point uniformly from the simplex, (size,), by normalising exponentially distributed numbers.
 
-    For size 8, the largest number is about thirty times as large as the smallest (median).
+    For size 8, the median ratio of the largest number to the smallest number is about thirty.
     """
     x = torch.empty(size).exponential_()
     return x / x.sum()

@@ -62,11 +62,13 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     branch_weights: ChoiceEnum(BRANCH_WEIGHTS) = option(  # type: ignore[valid-type]
         "learned",
-        "kappa and alpha: learned, or for comparison (table 3) uniform, random, or resampled for each training "
-        "batch; --model-overrides can set this option for a trained model",
+        "values of kappa and alpha: learned, or for comparison (table 3) uniform, random, or resampled for each "
+        "training batch; --model-overrides can set this option for a trained model",
     )
     branch_constraint: ChoiceEnum(["simplex", "softmax"]) = option(  # type: ignore[valid-type]
-        "simplex", "constraint of kappa and alpha: projected by --optimizer simplex_adam, or a softmax"
+        "simplex",
+        "how kappa and alpha stay on the simplex: --optimizer simplex_adam projects them onto the simplex (simplex), "
+        "or they are the softmax of parameters (softmax)",
     )
     branch_gating_topk: Optional[int] = option(
         None, "replace alpha by a gate that selects this many branches for each token (section 4.5)", SIZE
@@ -131,5 +133,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
     branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
     encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
-    # A number for a Transformer, or a list for a convolutional model; the schedule refuses a list.
+    # The number of layers of a Transformer, or the list of layers of a convolutional model, which the schedule refuses.
     encoder_layers: Optional[str] = II("model.encoder_layers")

@@ -163,7 +163,7 @@ class WeightedTransformerDecoding(StepwiseDecoding):
         """Return features, (R, d), and the last layer's attention, (R, S) or None, for one token per row, (R,)."""
         beam = tokens.numel() // len(self.source.keys)
         places = self.ancestry.step(order, beam, self.position)
-        # With a fixed state, all steps must have the same shapes: attend to the whole memory, and mask unused places.
+        # A fixed state needs the same shapes in all steps: attend to all allocated places, and mask unused places.
         past = self.ancestry.bias(self.capacity if self.fixed else self.steps, self.source.keys.dtype)
         source = self.source.bias.unsqueeze(1)
 

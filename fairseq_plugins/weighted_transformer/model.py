@@ -152,7 +152,7 @@ class WeightedTransformerModel(TranslationModel):
         )
 
     def train(self, mode: bool = True) -> WeightedTransformerModel:
-        """Set the mode, and sometimes check first that κ and α are on the simplex.
+        """Set training or evaluation mode; some calls first check that κ and α are on the simplex.
 
         The check needs a synchronisation with the device, so not every call checks.  The model checks before it leaves
         training mode, that is before validation and translation.  To detect a wrong optimizer early, the model also

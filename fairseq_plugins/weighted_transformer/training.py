@@ -48,7 +48,7 @@ class FairseqSimplexAdam(FairseqAdam):
     def __init__(self, cfg: DictConfig, params: Iterable[Tensor]) -> None:
         FairseqOptimizer.__init__(self, cfg)
         if cfg.fp16_adam_stats:
-            raise ValueError("--fp16-adam-stats: --optimizer simplex_adam keeps moments in float32; remove the option")
+            raise ValueError("--fp16-adam-stats does not work with simplex_adam, whose moments are float32: remove it")
         check_ranges(cfg, SimplexAdamConfig)
         betas = self.optimizer_config["betas"]
         if not isinstance(betas, list | tuple) or len(betas) != 2 or any(b not in FRACTION or b == 1 for b in betas):
