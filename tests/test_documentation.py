@@ -174,8 +174,8 @@ TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer` in fl
         (FRONT, "16 sentences, beam 5 | fairseq's fconv | {0} | {2} |", FCONV),
         (FRONT, "the same | fairseq's `transformer` | {0} | {2} |", TRANSFORMER),
         (FRONT, "the same | CTranslate2 | {0} | {2} |", "`convs2s` versus CTranslate2, same precision"),
-        (EXAMPLES, "`convs2s` {0} and {3} as fast as fconv, ", FCONV),
-        (EXAMPLES, "Weighted Transformer {0} and {3} as fast as fairseq's Transformer", TRANSFORMER),
+        (EXAMPLES, "16 sentences {0} as fast as fconv, and one sentence {3} as fast;", FCONV),
+        (EXAMPLES, "16 sentences {0} as fast as fairseq's Transformer, and one sentence {3} as fast |", TRANSFORMER),
     ],
 )
 def test_pages_have_the_ratios_of_the_page_of_speed(page: Path, text: str, row: str) -> None:
