@@ -15,8 +15,9 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from fairseq.tasks.translation import TranslationConfig
 
 from fairseq_plugins.cli import main as cli
+from fairseq_plugins.common.anneal_after_plateau import AnnealAfterPlateauConfig
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
-from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
+from fairseq_plugins.convs2s.config import ConvS2SConfig
 from fairseq_plugins.search.task import TranslationFastConfig
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.weighted_transformer.config import (

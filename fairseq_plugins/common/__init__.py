@@ -1,1 +1,3 @@
-"""Code that all model families share: base classes, layers, decode-time state, options and files."""
+"""Code that all model families share: base classes, layers, decode-time state, a schedule, options and files."""
+
+from fairseq_plugins.common import anneal_after_plateau  # noqa: F401  (registration)

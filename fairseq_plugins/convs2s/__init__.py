@@ -1,6 +1,5 @@
 """Convolutional Sequence to Sequence Learning (Gehring et al. 2017, arXiv 1705.03122)."""
 
-from fairseq_plugins.convs2s import training  # noqa: F401  (registration)
 from fairseq_plugins.convs2s.model import ConvS2SModel
 
 __all__ = ["ConvS2SModel"]

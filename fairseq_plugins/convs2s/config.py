@@ -6,12 +6,12 @@ the layers.
 """
 
 from dataclasses import dataclass
-from typing import Any, List, Optional
+from typing import Any, Optional
 
 from fairseq.dataclass import FairseqDataclass
 from omegaconf import II
 
-from fairseq_plugins.common.options import FRACTION, SIZE, Options, Range, check_ranges, fill_in, option
+from fairseq_plugins.common.options import FRACTION, SIZE, Options, check_ranges, fill_in, option
 
 # Defaults, unless an architecture overrides them: WMT'16 English-Romanian (sections 4.2 and 5.1).
 DEFAULTS = {
@@ -104,12 +104,3 @@ PRESETS: dict[str, dict[str, Any]] = {
     # Not in the paper: a model for the quickstart, which trains in minutes on two cores.
     "convs2s_tiny": _of_width(128, 3, 3),
 }
-
-
-@dataclass
-class AnnealAfterPlateauConfig(FairseqDataclass):
-    lr_shrink: float = option(
-        0.1, "factor that reduces the learning rate after each epoch from the first plateau on", Range(0, 1, above=True)
-    )
-    lr: List[float] = II("optimization.lr")
-    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")

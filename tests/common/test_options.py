@@ -15,10 +15,10 @@ import torch
 from fairseq.dataclass.configs import OptimizationConfig
 from omegaconf import OmegaConf
 
+from fairseq_plugins.common.anneal_after_plateau import AnnealAfterPlateau, AnnealAfterPlateauConfig
 from fairseq_plugins.common.options import FRACTION, POSITIVE, Range, input_widths, parse_attention, parse_convolutions
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
-from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig, ConvS2SConfig
-from fairseq_plugins.convs2s.training import AnnealAfterPlateau
+from fairseq_plugins.convs2s.config import ConvS2SConfig
 from fairseq_plugins.search.task import TranslationFastConfig, TranslationFastTask
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk

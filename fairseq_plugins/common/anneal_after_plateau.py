@@ -11,15 +11,26 @@ epoch without validation keeps the rate; afterwards, an epoch without validation
 from __future__ import annotations
 
 import logging
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, List
 
+from fairseq.dataclass import FairseqDataclass
 from fairseq.optim import FairseqOptimizer
 from fairseq.optim.lr_scheduler import FairseqLRScheduler, register_lr_scheduler
+from omegaconf import II
 
-from fairseq_plugins.common.options import check_ranges
-from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig
+from fairseq_plugins.common.options import Range, check_ranges, option
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass
+class AnnealAfterPlateauConfig(FairseqDataclass):
+    lr_shrink: float = option(
+        0.1, "factor that reduces the learning rate after each epoch from the first plateau on", Range(0, 1, above=True)
+    )
+    lr: List[float] = II("optimization.lr")
+    maximize_best_checkpoint_metric: bool = II("checkpoint.maximize_best_checkpoint_metric")
 
 
 @register_lr_scheduler("anneal_after_plateau", dataclass=AnnealAfterPlateauConfig)

@@ -10,8 +10,7 @@ from fairseq.optim.lr_scheduler import build_lr_scheduler
 from fairseq.optim.nag import FairseqNAG
 from omegaconf import OmegaConf
 
-from fairseq_plugins.convs2s.config import AnnealAfterPlateauConfig
-from fairseq_plugins.convs2s.training import AnnealAfterPlateau
+from fairseq_plugins.common.anneal_after_plateau import AnnealAfterPlateau, AnnealAfterPlateauConfig
 
 
 def schedule(maximize: bool = False, lr: tuple[float, ...] = (0.25,), **options: float) -> AnnealAfterPlateau:
