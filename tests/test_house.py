@@ -178,7 +178,7 @@ def test_a_family_is_removed_with_its_folder(family: str, tmp_path: Path) -> Non
     assert registered & FAMILIES == FAMILIES - {family}
     checkpoint.touch()
     refused = run_without(family, tree, "-c", MAIN, "import-fconv", checkpoint, tmp_path / "new.pt").stderr
-    assert ("import-fconv: no family converts fconv" in refused) == (family == "convs2s")
+    assert ("import-fconv: no model family converts fconv" in refused) == (family == "convs2s")
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def add_user_dir(parser: ArgumentParser | _ArgumentGroup, default: Path | None =
 
 
 def import_user_dir(folder: Path | None) -> None:
-    """Import a user directory, if there is one."""
+    """Import the user directory ``folder``; do nothing for None."""
     from fairseq.utils import import_user_module
 
     try:
@@ -42,5 +42,5 @@ def import_user_dir(folder: Path | None) -> None:
 
 def _folder(text: str) -> Path:
     if not Path(text).is_dir():
-        raise ArgumentTypeError(f"{text} is not a folder; give one that registers your architecture")
+        raise ArgumentTypeError(f"{text} is not a folder; give a folder whose code registers your architecture")
     return Path(text)

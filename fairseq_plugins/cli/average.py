@@ -27,10 +27,10 @@ FIX = "average checkpoints of one training"
 
 def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "input", nargs="+", type=Path, metavar="INPUT", help="checkpoints, or the folder of a training with --last"
+        "input", nargs="+", type=Path, metavar="INPUT", help="checkpoints; with --last, the folder of a training"
     )
     parser.add_argument("--output", type=Path, required=True, metavar="FILE", help="checkpoint to write")
-    parser.add_argument("--last", type=positive, metavar="N", help="average the last N checkpoints of the folder")
+    parser.add_argument("--last", type=positive, metavar="N", help="average the last N checkpoints in the folder INPUT")
     parser.add_argument(
         "--updates",
         action="store_true",
@@ -135,7 +135,7 @@ def check_same_model(first_path: Path, first: Mapping[str, Any], path: Path, sta
         raise ValueError(f"{places} have different dictionaries; {FIX}")
     ours, theirs = first["model"], state["model"]
     if odd := sorted(ours.keys() ^ theirs.keys()):
-        raise ValueError(f"{places} have different parameters: only one contains {odd[0]}; {FIX}")
+        raise ValueError(f"{places} have different parameters: only one checkpoint contains {odd[0]}; {FIX}")
     for name, value in ours.items():
         other = theirs[name]
         if value.shape != other.shape:

@@ -180,8 +180,8 @@ def load(checkpoint: Path, overrides: dict[str, str]) -> tuple[Any, Any]:
         )
     if not isinstance(task, TranslationTask):  # Multilingual tasks add language symbols to source and target.
         raise ValueError(
-            f"{checkpoint} was trained with {type(task).__name__}, and only --task translation and translation_fast "
-            "can be exported; give another checkpoint"
+            f"{checkpoint} was trained with {type(task).__name__}, and only models of --task translation and "
+            "translation_fast can be exported; give another checkpoint"
         )
     model.eval()
     model.make_generation_fast_(need_attn=True)

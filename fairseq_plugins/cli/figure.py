@@ -39,7 +39,7 @@ def _picture(name: str) -> Path:
 
 
 def line_styles(number: int) -> dict[str, str]:
-    """Return the colour and dashes of a line; after all colours are used, lines get other dashes."""
+    """Return the colour and dashes of a line; lines that share a colour have different dashes."""
     rounds, colour = divmod(number, len(_COLOURS))
     return {"color": _COLOURS[colour], "linestyle": _DASHES[rounds % len(_DASHES)]}
 

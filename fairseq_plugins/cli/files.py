@@ -82,7 +82,7 @@ def work_in(folder: Path) -> Iterator[None]:
             print("\nRun the same command again to resume.", file=sys.stderr)
             raise
         finally:
-            # Without this unlock, grandchildren could keep the lock for some seconds after their parent was killed.
+            # Without this unlock, grandchild processes could keep the lock for some seconds after the child was killed.
             fcntl.flock(file, fcntl.LOCK_UN)
 
 

@@ -47,4 +47,4 @@ def find_converter(model: str) -> ModuleType:
     for family in MODEL_REGISTRY.values():
         if name := getattr(family, "converters", {}).get(model):
             return importlib.import_module(name)
-    raise ValueError(f"import-{model}: no family converts {model}; reinstall the plugin, including convs2s")
+    raise ValueError(f"import-{model}: no model family converts {model}; reinstall the plugin, including convs2s")

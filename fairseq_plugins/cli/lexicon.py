@@ -56,7 +56,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Align the text and write the lexicon; existing files are replaced only at the end."""
     if args.output.exists() and not args.output.is_dir():
-        raise ValueError(f"--output {args.output}: not a folder; choose another one")
+        raise ValueError(f"--output {args.output}: not a folder; choose another path")
     for path in (args.source, args.target):
         path.stat()  # a missing file is reported before the alignment
     outputs = [args.output / name for name in FILES]
@@ -140,7 +140,8 @@ def read(path: Path) -> Iterator[list[str]]:
                 text = line.decode("utf-8")  # fairseq keeps a byte order mark as a part of the first word
             except UnicodeDecodeError as error:
                 raise ValueError(f"{path}, line {number}: invalid UTF-8, convert the file: {error}") from error
-            # fairseq ends a line at every carriage return, which would shift the pairs.
+            # Plain fairseq ends a line at every carriage return, so a carriage return inside a line would misalign all
+            # later pairs.
             if "\r" in text.removesuffix("\n").removesuffix("\r"):
                 raise ValueError(f"{path}, line {number}: a carriage return inside the line; remove it")
             if "\0" in text:
@@ -158,7 +159,7 @@ def align(aligner: str, work: Path) -> None:
         running(command, stderr=subprocess.PIPE, errors="replace") as process,
         bar(total=0, desc="align", unit=" iterations") as progress,
     ):
-        assert process.stderr is not None  # mypy does not know that PIPE gives a stream
+        assert process.stderr is not None  # mypy does not infer that PIPE creates this stream
         for line in process.stderr:
             last.append(line)
             if found := re.search(r" -1 (\d+) -2 (\d+) -3 (\d+) ", line):  # iterations of eflomal's three models

@@ -1,8 +1,8 @@
 """Draw the losses in fairseq's logs (--log-format json).
 
 The left panel shows validation loss and, in a paler colour, training loss over the updates.  The right panel shows
-validation loss over training loss (Ahmed et al. 2017, figure 2).  Several seeds of one setting are drawn as one line,
-their mean, with a band from the lowest to the highest loss.
+validation loss over training loss (Ahmed et al. 2017, figure 2).  Trainings of one setting with several seeds are drawn
+as one line, their mean loss, with a band from the lowest to the highest loss.
 """
 
 from __future__ import annotations
@@ -160,11 +160,11 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
         label = label.lstrip("_").replace("$", r"\$")
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
-            raise ValueError(f"{name}: no update at which all its trainings were validated; give logs of one setting")
+            raise ValueError(f"{name}: no update has a validation in every log; give logs of one setting")
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
         for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]
-            # Few points get markers, because a single point has no line.
+            # Lines of few points get markers, because a line of a single point would be invisible.
             marker = {"marker": "."} if len(common) < 20 else {}
             left.plot(common, [statistics.fmean(each) for each in values], **{**style, **more, **marker})
             if kind == "validation" and len(curves) > 1:
@@ -180,7 +180,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
     limits = (min(losses) - 0.05, max(losses) + 0.05)
     left.set(xlabel="updates", ylabel="validation loss (pale: training)", ylim=limits)
     right.set(xlabel="training loss", ylabel="validation loss", xlim=limits)
-    left.locator_params(axis="x", nbins=6)  # five-digit numbers need room
+    left.locator_params(axis="x", nbins=6)  # fewer ticks, because five-digit labels need room
     left.legend(fontsize="small")
     for panel in (left, right):
         panel.grid(alpha=0.3)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
-GRACE = 5  # seconds between the interrupt of a program and its kill
+GRACE = 5  # seconds from interrupting a program to killing the program
 UNWRITABLE = {errno.EPIPE, errno.ENOSPC, errno.EFBIG, errno.EDQUOT, errno.EIO, errno.EBADF}
 
 # Newer fairseq versions drop a last batch whose number of sentences is not a multiple of 8. With
@@ -23,7 +23,7 @@ ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 # In validation and test, skip sentences that are too long for the model, as fairseq does in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
-SHOWN = 15  # number of last output lines that the error of a failed command shows
+SHOWN = 15  # number of the last output lines in the error message of a failed command
 
 # Run the installed command without the working folder on the module path, because a folder of texts may contain a
 # sacrebleu.py. Python's option -P would leave out the working folder, but exists only from Python 3.11 on.
@@ -130,7 +130,7 @@ def fairseq_lines(
     with running(call, **pipes, encoding="utf-8", env=environment) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if "{'_name'" not in line:  # fairseq's line with its configuration is skipped: it fills many screens.
+            if "{'_name'" not in line:  # fairseq's log line with the configuration fills many screens
                 last.append(line)
                 yield line
     if process.returncode < 0:
@@ -184,7 +184,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def is_of_output(error: BaseException) -> bool:
-    """Return whether an error is a failed write to the standard output; errors of other files name the file."""
+    """Return whether an error is a failed write to the standard output; such an error names no file."""
     return isinstance(error, OSError) and error.filename is None and error.errno in UNWRITABLE
 
 

@@ -121,7 +121,7 @@ class Scores:
     chrf_signature: str
 
     def describe(self) -> str:
-        """Return lines with scored text, scores, sacreBLEU's signature and advice on its tokenizer, if needed."""
+        """Return the scored part, the scores, sacreBLEU's signature and, if needed, advice on sacreBLEU's tokenizer."""
         advice = missing_tokenizer(self.held_out.language)
         numbers = f"BLEU {self.bleu:.1f}, chrF {self.chrf:.1f} (sacreBLEU ({self.bleu_signature}))"
         return "\n".join([self.held_out.describe(), numbers, *([advice] if advice else [])])

@@ -1,11 +1,12 @@
-"""Repairs of fairseq, torch and numpy; no other package of this plugin patches them.
+"""Repairs of fairseq, torch and numpy; no other package of this plugin patches these libraries.
 
 Importing a module of this package registers its repairs, and `repair_fairseq` applies all registered repairs.  A
 repair is a function with the decorator `wrap`, or with `repair` if the function does not wrap another function.  No two
-repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether fairseq has the
-bug, because `setup.py` fixes the versions of fairseq.  In a version without the bug, a repair changes nothing.
+repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether the installed
+fairseq has the bug, because `setup.py` requires exact versions of fairseq.  In a version without the bug, a repair
+changes nothing.
 
-`fairseq_plugins.repairs.refusals` is the table of refused options.
+`fairseq_plugins.repairs.refusals` contains the table of refused options.
 """
 
 from fairseq_plugins.repairs import (  # noqa: F401  (imported to register their repairs)

@@ -188,7 +188,7 @@ def check(state: Any) -> None:
     for name, value in dict.items(state["model"]):
         if not isinstance(name, str) or not isinstance(value, Tensor):
             shown = repr(name[:100]) if isinstance(name, str) else f"of {type(name).__name__}"
-            raise ValueError(f"its parameter {shown} is not a named tensor")
+            raise ValueError(f"its parameter {shown} must be a tensor with a string as its name")
     for name, kind in (("cfg", dict), ("args", argparse.Namespace), ("extra_state", dict), ("task_state", dict)):
         part = state.get(name)
         if not isinstance(part, kind | NoneType):
@@ -211,7 +211,7 @@ def check_values(state: dict[str, Any]) -> None:
         if isinstance(value, Tensor) and (fault := fault_of(value)):
             raise ValueError(f"{place} is {fault}")
         if isinstance(value, dict | Tensor) and (odd := [*{*getattr(value, "__dict__", ())} - {"_metadata"}]):
-            raise ValueError(f"{place} has an unexpected attribute {odd[0]!r}, which could hide values")
+            raise ValueError(f"{place} has an attribute {odd[0]!r}, which could replace a method and hide values")
 
 
 class CheckingTorch(ModuleType):

@@ -46,12 +46,13 @@ def keep_batches_on_resume(get: Any, *args: Any, **kwargs: Any) -> Any:
 def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
-    The package fairseq-fixed drops a last batch of another size, and fails if there are no sentences.  The last batch
-    contains the longest sentences, which would be missing in translation and validation.
+    The package fairseq-fixed drops the last batch if its size is not a multiple of this option's value, and fails if
+    there are no sentences.  The last batch contains the longest sentences, which would be missing in translation and
+    validation.
     """
     indices = np.fromiter(indices, np.int64)  # fairseq accepts generators
     batches = divide(indices, *args, **kwargs) if len(indices) else []
-    if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches are not in order of length
+    if kwargs.get("fixed_shapes") is None:  # with fixed shapes, batches do not follow the order of `indices`
         rest = indices[sum(map(len, batches)) :]
         batches = [*batches, rest] if len(rest) else batches
     return batches

@@ -186,7 +186,7 @@ def several_searches(o: GivenOptions) -> str | None:
 
 
 def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
-    """Return whether an option has a value that is neither the default nor a number of type ``kind`` in ``allowed``."""
+    """Return whether an option's value is neither its default nor a number of type ``kind`` in ``allowed``."""
     value = getattr(o, option)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return value is not None and not (is_number and (float(value) in allowed or not given(option, o)))
@@ -225,7 +225,7 @@ def wrong_adam_betas(o: GivenOptions) -> bool:
 def wrong_direction(o: GivenOptions) -> str | None:
     """Return the problem and the fix if ``--maximize-best-checkpoint-metric`` contradicts the metric, or None."""
     metric = str(o.best_checkpoint_metric)
-    kind = metric.rpartition("_")[2]  # nll_loss is a loss
+    kind = metric.rpartition("_")[2]  # ``loss`` for the metric nll_loss
     lower = kind in LOWER_IS_BETTER or (metric in RISK_METRICS and o.criterion == "sequence_risk")
     if kind in HIGHER_IS_BETTER and not o.maximize_best_checkpoint_metric:
         return "higher values are better; add"

@@ -110,7 +110,7 @@ def end_finished_training(trainer: Any) -> None:
     impatient = 0 < trainer.cfg.checkpoint.patience <= patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
         logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
-        limits.max_epoch = -1  # fairseq reads this limit later; 0 would mean no limit
+        limits.max_epoch = -1  # fairseq then trains no epoch; 0 would mean no limit
 
 
 @wrap(Trainer, "save_checkpoint")
@@ -197,7 +197,7 @@ def sides_of_other_words(task: Any, extra_state: Any) -> list[str]:
 def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimizer: bool) -> None:
     """Refuse dictionaries with words other than the checkpoint's; only warn if the optimizer is reset (fine-tuning)."""
     for side in sides_of_other_words(task, extra_state):
-        others = f"{filename}: the {side} words differ from those of this data"
+        others = f"{filename}: the checkpoint's {side} dictionary differs from that of the data"
         if not reset_optimizer:
             raise ValueError(f"{others}; give the training's data, or --reset-optimizer to use the new words")
         logger.warning(f"{others}: each word starts with the parameters of the old word that has the same index")
@@ -206,7 +206,7 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
 def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
     """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    Two trainings are accepted: a training whose start is unknown, and a fine-tuning if the file ``start`` is missing.
+    A training whose start is unknown is accepted.  A fine-tuning is also accepted if the file ``start`` is missing.
     """
     if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
         return

@@ -133,9 +133,10 @@ def unpacked(archive: Path) -> Path:
 
 
 def unpack(archive: Path, folder: Path) -> Path:
-    """Write the files of an archive to a new folder; return this folder, or the only folder in it.
+    """Write the files of an archive to a new folder, and return the folder that contains the files.
 
-    Files have the user's default permissions.
+    If a folder contains only one folder and no files, the inner folder is returned.  Files have the user's default
+    permissions.
 
     Raises:
         tarfile.TarError: the archive is empty, has too many members, or has a member that is not a plain file or folder

@@ -199,10 +199,11 @@ def restore_loss_scale(optimizer: Any, saved: Any) -> None:
 
 
 def save_every(seconds: float) -> None:
-    """Within an epoch, save ``checkpoint_last.pt`` about every ``seconds``; only own-data calls this function.
+    """Within an epoch, save ``checkpoint_last.pt`` about every ``seconds`` seconds; only own-data calls this function.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
-    With several processes, this function changes nothing: their clocks differ, but all processes must save together.
+    A training of several processes saves only when fairseq does: all processes must save at the same update, and
+    their clocks may differ.
     """
     saved = time.monotonic()
 

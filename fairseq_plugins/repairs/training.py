@@ -158,7 +158,7 @@ def update_in_one_pass(step: Any, self: Any, closure: Any = None) -> Any:
     """Run the steps of ``--optimizer adam`` on a CPU with torch's fused kernel.
 
     fairseq reads all parameters and moments eleven times in each step.  The optimizer's state, its checkpoints and its
-    formula are unchanged, and results differ only by rounding.
+    formula are unchanged, and results differ from fairseq's only by rounding.
     """
     trained = [each for group in self.param_groups for each in group["params"] if each.grad is not None]
     amsgrad = any(group["amsgrad"] for group in self.param_groups)
@@ -219,7 +219,7 @@ def smooth_in_one_pass(
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
     For fairseq's copies, the system must clear new memory at each update.  The formula is unchanged, and results
-    differ only by rounding.
+    differ from fairseq's only by rounding.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)

@@ -107,8 +107,8 @@ TENSORS: dict[str, tuple[Callable[[], Any], str]] = {
     "expanded": (lambda: torch.ones(1).expand(10**12), HUGE),
     "overlapping": (lambda: torch.ones(100).as_strided((50, 50), (1, 1)), HUGE),
     "with attributes": (with_attributes, HUGE),
-    "a text": (lambda: "text", "is not a named tensor"),
-    "nothing": (lambda: None, "is not a named tensor"),
+    "a text": (lambda: "text", "must be a tensor with a string as its name"),
+    "nothing": (lambda: None, "must be a tensor with a string as its name"),
 }
 
 
@@ -189,7 +189,7 @@ def endless() -> dict[str, Any]:
         ({"model": None}, "no model parameters"),
         ({"model": "text"}, "no model parameters"),
         ({"model": [torch.ones(1)]}, "no model parameters"),
-        ({"model": {3: torch.ones(1)}}, "parameter of int is not a named tensor"),
+        ({"model": {3: torch.ones(1)}}, "parameter of int must be a tensor with a string"),
         ({"cfg": []}, "its cfg must be a dict"),
         ({"cfg": "common: {seed: '\\x24{oc.env:SECRET}'}"}, "its cfg must be a dict"),
         ({"args": {"arch": "fconv"}}, "its args must be a Namespace"),

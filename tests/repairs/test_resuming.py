@@ -152,9 +152,9 @@ def test_a_checkpoint_of_other_words_is_refused(data: Path, save: Path, tmp_path
     message = fail([*options(larger, 3), "--finetune-from-model", last], tmp_path / "begun")
     assert re.match(rf"RuntimeError: {last}: .*--srcdict --tgtdict.*size mismatch for encoder", message)
     other = with_other_words(data, tmp_path / "other")
-    assert f"ValueError: {last}: the source words differ" in fail(options(other, 9), save)
+    assert f"ValueError: {last}: the checkpoint's source dictionary differs" in fail(options(other, 9), save)
     assert updates(train(other, tmp_path / "tuned", "--max-update", 3, "--finetune-from-model", last)) == 3
-    assert f"{last}: the target words differ" in (tmp_path / "tuned" / "log").read_text()
+    assert f"{last}: the checkpoint's target dictionary differs" in (tmp_path / "tuned" / "log").read_text()
     for folder in (larger, other):
         failed = run("generate", folder, "--user-dir", USER_DIR, "--path", last, "--cpu", succeeds=False)
         assert f"ValueError: {last}: the " in failed.stderr

@@ -22,7 +22,7 @@ RATIO = 9  # maximum ratio of the two sides' lengths in characters
 # Sides of at most SHORT characters may differ in length by any ratio, because a translation of "OK" may be long.
 SHORT = 50
 FEW = 200  # scores on fewer held-out pairs are unreliable
-LEAST = 20  # training pairs
+LEAST = 20  # minimum number of training pairs
 MOST_BROKEN = 0.05  # maximum share of pairs with invalid UTF-8; a larger share suggests another encoding
 
 # Cleaning rules in the order in which they are applied. --keep switches off rules in `OPTIONAL`.
@@ -34,7 +34,7 @@ RULES = {
     "ratio": f"a side more than {RATIO} times as long as the other",
     "duplicates": "a repeated pair",
     "sources": "a repeated source with another translation",
-    "held-out": "a source of the validation or test part",
+    "held-out": "a source that is also in the validation or test part",
 }
 OPTIONAL = ("copies", "long", "ratio", "duplicates", "sources")
 
@@ -43,7 +43,7 @@ Mask = np.ndarray[tuple[int], np.dtype[np.bool_]]
 
 
 def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
-    """Return the first rule that a pair breaks; rules that compare several pairs are not checked."""
+    """Return the first cleaning rule that a pair breaks, or None; rules that compare several pairs are not checked."""
     short, long = sorted(map(len, pair))
     if "\ufffd" in pair[0] or "\ufffd" in pair[1]:
         return "broken"
@@ -109,7 +109,7 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        # `same_source` equals `valid`, unless --keep allows repeated sources.
+        # With --keep sources, a held-out source may also have other translations; these pairs are not trained.
         same_source = np.isin(of_source, of_source[valid])
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source

@@ -128,7 +128,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Prepare, train and translate.
+    """Prepare the text, train and score the model, or translate with a trained model.
 
     Raises:
         ValueError: the texts do not match, an option is wrong, no trained model exists yet, another process works in
@@ -140,7 +140,7 @@ def run(args: Namespace) -> None:
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     model = args.output / args.arch
-    if args.translate is not None:  # checked before the training text, which may be missing by now
+    if args.translate is not None:  # checked first, because the training text may have been deleted by now
         refuse_no_text(args.translate)
         refuse_untrained(model)
     before, texts = existing(args.output), texts_of(args)
@@ -174,7 +174,7 @@ def run(args: Namespace) -> None:
         commands = next_commands(args, folder, model, decoding)
         try:
             scores = score_held_out(folder, model, decoding)
-            if training is not None or not (model / CARD).exists():  # keep the card, which users may edit
+            if training is not None or not (model / CARD).exists():  # keep a card that the user may have edited
                 write_card(folder, model, scores, base, commands)
             if base is not None:
                 compare_with_base(scores, folder, model, base, args.user_dir)
@@ -222,7 +222,7 @@ def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FileP
     """Return the source and target language; for --translate without TARGET, return the languages of OUT.
 
     Raises:
-        ValueError: a language is missing, invalid, or different from the folder's.
+        ValueError: a language is missing, invalid, or different from the folder's language.
     """
     if args.translate is None or before is None or args.target is not None:
         return languages_of(*texts["train"], args.source_lang, args.target_lang)
@@ -298,7 +298,7 @@ def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None)
 
 
 def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
-    """Map purposes to shell commands that are useful after a training."""
+    """Return shell commands that are useful after a training; the keys describe their purposes."""
     from fairseq_plugins.cli.own_data.training import model_of  # noqa: PLC0415  (importing fairseq takes seconds)
 
     commands: dict[str, list[object]] = {

@@ -18,7 +18,7 @@ from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 SETTINGS = "settings"
-PARTS = {"train": "training", "valid": "validation", "test": "test"}  # file names use the keys, messages the values
+PARTS = {"train": "training", "valid": "validation", "test": "test"}  # keys are for file names, values are for messages
 TOKENIZERS = ("sentencepiece", "moses")
 BEAM = 5
 METRICS = {"loss": "loss", "chrf": "chrF", "bleu": "BLEU"}  # values of --metric, and their names in messages
@@ -142,7 +142,7 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
 
 
 def record_of(metric: str, train: str) -> str:
-    """Return the content of the file `FINISHED`: options of --train, after --metric unless the metric is the loss."""
+    """Return the content of the file `FINISHED`: --metric (left out for the loss) and the options of --train."""
     return train if metric == "loss" else f"--metric {metric} {train}"
 
 

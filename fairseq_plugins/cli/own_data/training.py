@@ -37,7 +37,8 @@ from fairseq_plugins.common.options import flag
 from fairseq_plugins.cpu.packing import has_bfloat16
 
 NOTHING_LEFT = "nothing is left to train"  # repairs/resuming.py logs this sentence
-# Parts of fairseq's log messages at the end of a training, and the option that causes each; only --max-epoch has none.
+# Parts of fairseq's log messages at the end of a training, and the option that causes each message.  If --max-epoch
+# ends the training, fairseq logs no such message.
 ENDS = {
     "early stop since valid performance": "patience",
     "Stopping training due to num_updates": "max_update",
@@ -321,7 +322,7 @@ class Progress:
     """Print the progress of a training on stderr, one line per validation.
 
     Args:
-        usual: number of epochs after which validation usually stops improving; infinity if unknown.
+        usual: number of epochs after which the validation metric usually stops improving; infinity if unknown.
         chosen: all options of the training.
     """
 
@@ -345,7 +346,8 @@ class Progress:
         if too_long := re.search(r"(?<!\S)(\S+) samples have invalid sizes and will be skipped", line):
             self.tell(f"Skipped sentence pairs, too long for the model: {too_long[1]}.")
         resumed = re.search(r"Loaded checkpoint (.+) \(epoch \d+ @ (\d+) updates\)", line)
-        if resumed and Path(resumed[1]).parent == Path(self.chosen["save_dir"]):  # not the base of an adaptation
+        # The base model of an adaptation is loaded from another folder.
+        if resumed and Path(resumed[1]).parent == Path(self.chosen["save_dir"]):
             self.tell(f"Resumed after update {resumed[2]}.")
         self.end = next((option for text, option in ENDS.items() if text in line), self.end)
         if NOTHING_LEFT in line:

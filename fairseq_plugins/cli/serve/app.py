@@ -235,7 +235,7 @@ class Api:
 
 
 def name(code: str) -> str:
-    """Return the English name of a language, or its code if unknown."""
+    """Return the English name of a language, or the language's code if the name is unknown."""
     return NAMES.get(code, code)
 
 
@@ -248,10 +248,13 @@ Told = tuple[Sentence, dict[str, Any]]
 
 
 async def translate_texts(batches: Batches, texts: list[str], nbest: int, attention: bool) -> list[list[Told]]:
-    """Return the sentences of each text, each with its result of `Batches.translate`; empty sentences have ``{}``."""
+    """Split texts into sentences, and pair each sentence with its result of `Batches.translate`.
+
+    An empty sentence is paired with ``{}``.
+    """
     sentences = [split(text) for text in texts[: batches.most + 1]]
     flat = [each.text for text in sentences for each in text if each.text]
-    if (number := max(len(texts), len(flat))) > batches.most:  # blank texts count, too
+    if (number := max(len(texts), len(flat))) > batches.most:  # texts are counted, too, because they may be blank
         raise HTTPException(413, f"Invalid request: request ({number} sentences) exceeds limit ({batches.most})")
     told = iter(await batches.translate(flat, nbest, attention))
     return [[(each, next(told) if each.text else {}) for each in text] for text in sentences]
@@ -260,7 +263,8 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
 def join(text: list[Told], rank: int) -> str:
     """Join the translations of a text's sentences.
 
-    Each sentence uses its translation of this rank, or its last translation if the sentence has fewer translations.
+    Each sentence contributes the translation with index ``rank``; a sentence with fewer translations contributes its
+    last translation.
     """
 
     def parts() -> Iterator[str]:
@@ -275,7 +279,7 @@ def join(text: list[Told], rank: int) -> str:
 def described(texts: list[list[Told]]) -> list[list[dict[str, Any]]]:
     """Return the sentences of each text with translations, scores and lost placeholders, for the JSON response.
 
-    Attention is left out where the response would have more than `ATTENTION` weights.
+    The attention of a translation is left out if the response would then have more than `ATTENTION` weights.
     """
     left = ATTENTION
 
@@ -309,7 +313,7 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
     api = Api(models, limits)
 
     def stop_server(queue: asyncio.Task[None]) -> None:
-        if not queue.cancelled():  # an error, for example because the system has no more threads
+        if not queue.cancelled():  # the queue failed, for example because the system has no more threads
             print(f"serve: error: the queue of a model ended: {queue.exception()!r}", file=sys.stderr)
             signal.raise_signal(signal.SIGTERM)
 

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-PATIENCE = 0.005  # seconds after an answer in which batches wait for a new call of the same caller
-# A batch may have this multiple of max_tokens, because callers' sentences differ more in length than neighbours in a
-# sorted text.
+PATIENCE = 0.005  # seconds that batches wait after an answer for the next call of the same caller
+# A batch may have WIDER times max_tokens, because the lengths of callers' sentences differ more than the lengths of
+# neighbouring sentences in a sorted text.
 WIDER = 2
-SHORT = 1000  # characters; longer texts are segmented in another thread
-# Each group of BURST sentences of a text is due one batch after the group before, so that short texts overtake long
-# texts.
+SHORT = 1000  # texts of this many characters or more are segmented in another thread
+# A text's sentences are queued in groups of BURST sentences, and each group is due one batch after the previous group,
+# so that short texts overtake long texts.
 BURST = 16
 
 
@@ -76,7 +76,7 @@ class Batches:
         self._taken = 0  # number of batches so far
 
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
-        """Return the result of `Translator.explain` for each sentence, and the number of words that were truncated.
+        """Return the result of `Translator.explain` for each sentence; ``cut`` is the number of truncated tokens.
 
         If the call is cancelled, its sentences that still wait are removed from the queue.
 
@@ -100,7 +100,7 @@ class Batches:
                 if words:
                     due = self._taken + rank / BURST
                     self._waiting.append(Waiting(words[:longest], nbest, attention, due, answer))
-                else:  # for example a sentence of zero-width characters
+                else:  # no tokens, for example in a sentence of zero-width characters
                     answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._arrived.set()
             found = await asyncio.gather(*answers)
@@ -170,7 +170,7 @@ class Batches:
         return queue[low:high]
 
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any] | Exception]:
-        """Return a result or an error for each sentence; a sentence with an error does not fail the other sentences."""
+        """Return a result or an error for each sentence; an error in one sentence does not affect others."""
         try:
             options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
             return [*self.translator.batch([each.words for each in batch], options)]
@@ -179,13 +179,13 @@ class Batches:
 
     def _answer(self, batch: list[Waiting], translated: asyncio.Future[list[dict[str, Any] | Exception]]) -> None:
         for each, told in zip(batch, translated.result(), strict=True):
-            if each.answer.done():  # withdrawn by its caller
+            if each.answer.done():  # the call was cancelled
                 continue
             if isinstance(told, Exception):
                 each.answer.set_exception(told)
             else:
                 kept = told["translations"][: each.nbest]
-                if not each.attention:  # another caller of the batch may have requested it
+                if not each.attention:  # another sentence of the batch may need attention
                     kept = [{name: value for name, value in found.items() if name != "attention"} for found in kept]
                 each.answer.set_result({**told, "translations": kept})
 

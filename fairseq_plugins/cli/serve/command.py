@@ -159,7 +159,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
 
 def find_exported(folder: Path) -> Path:
-    """Return the exported folder: the given one, or the one inside own-data's folder.
+    """Return the given folder if it is an exported folder, or the exported folder inside own-data's folder.
 
     Raises:
         ValueError: there is no exported folder, or there are several.

@@ -15,8 +15,8 @@ from fairseq_plugins.cli.own_data import catalogues
 
 FORMATS = [".txt", catalogues.SUFFIX]
 KEPT = 16_000_000  # maximum number of bytes of all translated files in memory
-# Matches line ends, punctuation that may end a sentence if whitespace follows, and punctuation that needs no
-# whitespace. The lookbehind makes the search take linear time.
+# Matches possible ends of sentences: line ends, punctuation followed by whitespace, and Chinese or Japanese
+# punctuation, which needs no whitespace. The lookbehind makes the search take linear time.
 _BOUNDARY = re.compile(r"\n\s*|(?<![.!?…])[.!?…]+[\"'”’»)\]]*\s+|[。！？]+[”』」）]*\s*")
 _OPENING = "\"'“„«([¿¡"
 _ABBREVIATIONS = {"bzw", "ca", "dr", "fig", "inkl", "mr", "mrs", "ms", "nr", "prof", "st", "usw", "vgl", "vs", "zzgl"}
@@ -37,7 +37,11 @@ def split(text: str) -> list[Sentence]:
 
 
 def _is_end(text: str, match: re.Match[str]) -> bool:
-    """Return whether a match ends a sentence: not after an abbreviation or ordinal, and not before lower case."""
+    """Return whether a match of `_BOUNDARY` ends a sentence.
+
+    Line ends and Chinese or Japanese punctuation always end a sentence.  Other punctuation does not end a sentence
+    before a lower-case letter, and a full stop does not end a sentence after an abbreviation or an ordinal.
+    """
     marks = match[0].strip()
     if "\n" in match[0] or marks[:1] in "。！？":
         return True

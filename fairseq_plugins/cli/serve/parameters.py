@@ -51,7 +51,7 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
     fields: Any
     try:
         if kind == "multipart/form-data":
-            # Starlette decodes a form by any codec of Python that the header names; some take quadratic time.
+            # Starlette decodes a form with the Python codec that the header names; some codecs take quadratic time.
             charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").lower()
             if charset != b"utf-8":
                 raise ValueError("the character set must be UTF-8")

@@ -68,7 +68,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Pass on the received part of a request; close the connection if the head is too long."""
+        """Pass received bytes to uvicorn's parser; close the connection if the head of a request is too long."""
         if self._in_head and not self._size:
             self._timer.cancel()
             self._timer = self.loop.call_later(SLOW, self._close)
@@ -78,7 +78,7 @@ class Protocol(HttpToolsProtocol):
             self.transport.close()
 
     def on_headers_complete(self) -> None:
-        """Stop the time limit for the head, and start the time limit for the body, even if nothing reads it."""
+        """Stop the time limit for the head, and start the time limit for the body, even if no endpoint reads it."""
         self._in_head = False
         self._timer.cancel()
         self._timer = self.loop.call_later(2 * SLOW, self.transport.close)  # `read_body` refuses slow bodies earlier
