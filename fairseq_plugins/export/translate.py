@@ -28,7 +28,7 @@ Array = np.ndarray[Any, Any]
 FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", "weights.bin"}
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 STRINGS = ("tokenizer", "bpe_separator")  # these values of config.json may be null
-CACHED = 100_000  # maximum number of words whose subwords are cached
+CACHED = 1_000_000  # number of characters after which the cache of subword-nmt is emptied; a character takes 80 bytes
 GROWTH = 16  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
@@ -251,6 +251,7 @@ class Translator:
         self.numbers = {word: n for n, word in enumerate(source) if n not in map(c.get, NUMBERS[:3])}
         self.candidates = np.zeros((sizes[0], 0), int), np.arange(sizes[1], dtype=np.int64)
         self.bpe = self.pieces = self.tokenizer = None
+        self.segmented = 0  # number of characters since the cache of subword-nmt was emptied
         if c["candidates"]:
             with naming_file_in_errors(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
@@ -337,8 +338,9 @@ class Translator:
             line = self.tokenizer.tokenize(line.strip(), aggressive_dash_splits=True, return_str=True)
         words = line.split() if self.pieces is None else self.pieces.encode(line, out_type=str)
         if self.bpe is not None:  # long words would take minutes, so split them first
-            if len(self.bpe.cache) > CACHED:
-                self.bpe.cache = {}  # subword-nmt caches each word; other threads may still read the old cache
+            self.segmented += len(line)
+            if self.segmented > CACHED:
+                self.bpe.cache, self.segmented = {}, 0  # other threads may still read the old cache
             cut = ([word[at : at + 500] for at in range(0, len(word), 500)] for word in words)
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         return words

@@ -23,7 +23,6 @@ from libretranslatepy import LibreTranslateAPI
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.serve import app
 from fairseq_plugins.cli.serve.batches import Batches, Threads
-from fairseq_plugins.cli.serve.documents import Sentence
 from fairseq_plugins.export.translate import Translator
 from tests.commands import ROOT
 from tests.export.exporting import lines_of
@@ -192,21 +191,9 @@ def test_texts_without_words_are_limited(server: Server) -> None:
 def test_only_utf8_in_forms(server: Server) -> None:
     """Other codecs of Python, such as punycode, may take minutes."""
     form = multipart(q="w1", source="en", target="de")
-    for charset, expected in (("UTF-8", 200), ("latin-1", 400), ("punycode", 400)):
+    for charset, expected in (("UTF-8", 200), ("utf8", 200), ("latin-1", 400), ("punycode", 400)):
         headers = {"content-type": f"{form['headers']['content-type']}; charset={charset}"}
         assert server.ask("/translate", form["body"], headers=headers)[0] == expected
-
-
-def test_attention_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "ATTENTION", 250)
-
-    def told(words: int) -> tuple[Sentence, dict[str, Any]]:
-        translation = {"text": "b", "score": -1.0, "attention": np.ones((1, words, 10))}
-        return Sentence("", "a", ""), {"translations": [translation]}
-
-    found = [each["translations"][0] for (each,) in app.described([[told(20)], [told(6)], [told(5)]])]
-    assert [len(each["attention"][0]) if "attention" in each else None for each in found] == [20, None, 5]
-    assert all({"text", "score", "lost"} <= each.keys() for each in found)
 
 
 def test_four_files_at_a_time(folder: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fairseq_plugins.cli.serve import batches
@@ -32,7 +33,7 @@ class Recorder:
     def batch(self, sources: list[list[str]], options: Namespace) -> list[dict[str, Any]]:
         self.batches.append(sources)
         time.sleep(self.seconds)
-        translation = {"text": "", **({"attention": []} if options.attention else {})}
+        translation = {"text": "", **({"attention": np.ones((1, 1, 2))} if options.attention else {})}
         return [{"words": words, "translations": [translation] * options.nbest} for words in sources]
 
 
@@ -126,6 +127,18 @@ def test_only_callers_that_ask_get_attention() -> None:
         return ["attention" in each["translations"][0] for (each,) in found]
 
     assert asyncio.run(ask(Recorder())) == [True, False]
+
+
+def test_attention_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a few long texts could fill the memory."""
+    monkeypatch.setattr(batches, "ATTENTION", 7)
+
+    async def ask(recorder: Any) -> list[dict[str, Any]]:
+        async with running(recorder) as queue:
+            return await queue.translate(["w"] * 3, 2, True)
+
+    found = [["attention" in each for each in told["translations"]] for told in asyncio.run(ask(Recorder()))]
+    assert found == [[True, True], [True, False], [False, False]]
 
 
 def test_other_models_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

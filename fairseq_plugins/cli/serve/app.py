@@ -39,7 +39,6 @@ from fairseq_plugins.cli.serve.parameters import (
 FILE_FACTOR = 10  # maximum number of characters in a file, as a multiple of the maximum for texts
 FILES = 4  # maximum number of files that are translated in parallel
 CHUNK = 128  # maximum number of a file's sentences in the queue
-ATTENTION = 1_000_000  # maximum number of attention weights in an answer
 
 
 NAMES = dict(
@@ -125,7 +124,7 @@ class Api:
         if parameters.get("source") == "auto":
             answer["detectedLanguage"] = [detected(pair[0])] * len(texts)
         if attention or is_set(parameters, "details"):
-            answer["sentences"] = described(told)
+            answer["sentences"] = [[*map(described, text)] for text in told]
         return JSONResponse(answer if isinstance(q, list) else {field: value[0] for field, value in answer.items()})
 
     async def translate_file(self, request: Request) -> Response:
@@ -276,27 +275,17 @@ def join(text: list[Told], rank: int) -> str:
     return "".join(parts())
 
 
-def described(texts: list[list[Told]]) -> list[list[dict[str, Any]]]:
-    """Return the sentences of each text with translations, scores and lost placeholders, for the JSON response.
-
-    The attention of a translation is left out if the response would then have more than `ATTENTION` weights.
-    """
-    left = ATTENTION
-
-    def of_sentence(sentence: Sentence, told: dict[str, Any]) -> dict[str, Any]:
-        nonlocal left
-        wanted = placeholders(sentence.text)
-        translations = []
-        for translation in told.get("translations", []):
-            lost = [*(wanted - placeholders(translation["text"])).elements()]
-            shown = {**translation, "score": round(translation["score"], 4), "lost": lost}
-            if (attention := shown.pop("attention", None)) is not None and attention.size <= left:
-                left -= attention.size
-                shown["attention"] = attention.astype(float).round(3).tolist()
-            translations.append(shown)
-        return {**sentence._asdict(), **told, "translations": translations}
-
-    return [[of_sentence(*each) for each in text] for text in texts]
+def described(each: Told) -> dict[str, Any]:
+    """Return a sentence and its translations, with scores and lost placeholders, for the JSON response."""
+    sentence, told = each
+    wanted = placeholders(sentence.text)
+    translations = []
+    for translation in told.get("translations", []):
+        lost = [*(wanted - placeholders(translation["text"])).elements()]
+        translations.append({**translation, "score": round(translation["score"], 4), "lost": lost})
+        if "attention" in translation:
+            translations[-1]["attention"] = translation["attention"].astype(float).round(3).tolist()
+    return {**sentence._asdict(), **told, "translations": translations}
 
 
 async def refuse(request: Request, error: Exception) -> Response:

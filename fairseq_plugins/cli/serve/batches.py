@@ -20,6 +20,7 @@ PATIENCE = 0.005  # seconds that batches wait after an answer for the next call 
 # A batch may have WIDER times max_tokens, because the lengths of callers' sentences differ more than the lengths of
 # neighbouring sentences in a sorted text.
 WIDER = 2
+ATTENTION = 1_000_000  # maximum number of attention weights in an answer
 SHORT = 1000  # texts of this many characters or more are segmented in another thread
 # A text's sentences are queued in groups of BURST sentences, and each group is due one batch after the previous group,
 # so that short texts overtake long texts.
@@ -42,13 +43,20 @@ class Threads:
         self.free = asyncio.Semaphore(number)
 
 
+@dataclass
+class Wish:
+    """What a call of `Batches.translate` requests for each of its sentences."""
+
+    nbest: int  # number of translations
+    attention: int  # number of attention weights that the call may still receive
+
+
 @dataclass(eq=False)
 class Waiting:
     """A sentence in the queue; ``answer`` will be the result of `Translator.explain`."""
 
     words: list[str]  # tokens of the model, at least one
-    nbest: int
-    attention: bool  # whether attention is requested
+    wish: Wish
     due: float  # position in the queue
     answer: asyncio.Future[dict[str, Any]]
 
@@ -78,7 +86,8 @@ class Batches:
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
         """Return the result of `Translator.explain` for each sentence; ``cut`` is the number of truncated tokens.
 
-        If the call is cancelled, its sentences that still wait are removed from the queue.
+        If the call is cancelled, its sentences that still wait are removed from the queue.  With ``attention``, a
+        translation has attention weights unless the call would then receive more than `ATTENTION` weights.
 
         Raises:
             QueueFullError: the queue has no room.
@@ -86,6 +95,7 @@ class Batches:
         if self._unanswered + len(sentences) > self.most:
             raise QueueFullError
         loop, longest = asyncio.get_running_loop(), self.translator.config["source_positions"] - 1
+        wish = Wish(nbest, ATTENTION if attention else 0)
         answers = [loop.create_future() for _ in sentences]
         for each in answers:
             each.add_done_callback(self._count)
@@ -99,7 +109,7 @@ class Batches:
             for rank, (words, answer) in enumerate(zip(segmented, answers, strict=True)):
                 if words:
                     due = self._taken + rank / BURST
-                    self._waiting.append(Waiting(words[:longest], nbest, attention, due, answer))
+                    self._waiting.append(Waiting(words[:longest], wish, due, answer))
                 else:  # no tokens, for example in a sentence of zero-width characters
                     answer.set_result({"words": [], "unknown": [], "translations": [_BLANK]})
             self._arrived.set()
@@ -172,7 +182,8 @@ class Batches:
     def _translate(self, batch: list[Waiting]) -> list[dict[str, Any] | Exception]:
         """Return a result or an error for each sentence; an error in one sentence does not affect others."""
         try:
-            options = self._options(any(each.attention for each in batch), nbest=max(each.nbest for each in batch))
+            nbest = max(each.wish.nbest for each in batch)
+            options = self._options(any(each.wish.attention for each in batch), nbest=nbest)
             return [*self.translator.batch([each.words for each in batch], options)]
         except Exception as error:  # for example, too little memory
             return [error] if len(batch) == 1 else [self._translate([each])[0] for each in batch]
@@ -184,10 +195,17 @@ class Batches:
             if isinstance(told, Exception):
                 each.answer.set_exception(told)
             else:
-                kept = told["translations"][: each.nbest]
-                if not each.attention:  # another sentence of the batch may need attention
-                    kept = [{name: value for name, value in found.items() if name != "attention"} for found in kept]
+                kept = [_limited(found, each.wish) for found in told["translations"][: each.wish.nbest]]
                 each.answer.set_result({**told, "translations": kept})
+
+
+def _limited(translation: dict[str, Any], wish: Wish) -> dict[str, Any]:
+    """Return a translation without the attention that its call did not request, or that exceeds the call's limit."""
+    size = translation["attention"].size if "attention" in translation else 0
+    if size and size <= wish.attention:
+        wish.attention -= size
+        return translation
+    return {name: value for name, value in translation.items() if name != "attention"}
 
 
 _BLANK = {"text": "", "score": 0.0, "words": [], "unknown": []}

@@ -53,7 +53,7 @@ async def read_parameters(request: Request, most: int) -> dict[str, Any]:
         if kind == "multipart/form-data":
             # Starlette decodes a form with the Python codec that the header names; some codecs take quadratic time.
             charset = parse_options_header(content_type)[1].get(b"charset", b"utf-8").lower()
-            if charset != b"utf-8":
+            if charset not in (b"utf-8", b"utf8"):
                 raise ValueError("the character set must be UTF-8")
 
             async def stream() -> AsyncGenerator[bytes, None]:

@@ -26,6 +26,9 @@ HEADERS = {  # for all answers
     "x-content-type-options": "nosniff",
 }
 HEAD = 65536  # maximum number of bytes in a request's head
+# The server closes a connection without progress for PATIENT times SLOW seconds.  `read_body` refuses slow bodies
+# earlier, and the system reports the progress of slow readers in steps of up to a megabyte.
+PATIENT = 6
 GRACE = 0.2  # seconds that the server waits for connections and requests that were sent before the shutdown
 
 
@@ -35,6 +38,7 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: Any) -> None:
         """Start the time limit for the first request's head."""
         super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # so that asyncio calls `pause_writing` for any bytes that must wait
         self._in_head, self._size = True, 0
         self._timer = self._reading = self.loop.call_later(SLOW, self._close)
         self._unread = 0  # bytes that the client had not read when `_reading` was started
@@ -46,20 +50,20 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time limit for reading a part of the answer, because the client reads slowly or not at all."""
+        """Start the time limit for reading a part of the answer."""
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
-        self._reading = self.loop.call_later(SLOW, self._expect_progress)
+        self._reading = self.loop.call_later(PATIENT * SLOW, self._expect_progress)
 
     def resume_writing(self) -> None:
-        """Stop the time limit for reading: the client has read most of the answer."""
+        """Stop the time limit for reading: the system has taken the whole answer."""
         self._reading.cancel()
         super().resume_writing()
 
     def _expect_progress(self) -> None:
         before, self._unread = self._unread, self.transport.get_write_buffer_size()
         if self._unread < before:
-            self._reading = self.loop.call_later(SLOW, self._expect_progress)
+            self._reading = self.loop.call_later(PATIENT * SLOW, self._expect_progress)
         else:
             self.transport.abort()
 
@@ -81,8 +85,14 @@ class Protocol(HttpToolsProtocol):
         """Stop the time limit for the head, and start the time limit for the body, even if no endpoint reads it."""
         self._in_head = False
         self._timer.cancel()
-        self._timer = self.loop.call_later(2 * SLOW, self.transport.close)  # `read_body` refuses slow bodies earlier
+        self._timer = self.loop.call_later(PATIENT * SLOW, self._expect_body)
         super().on_headers_complete()
+
+    def _expect_body(self) -> None:
+        if self.flow.read_paused:  # uvicorn reads the body after the answer to an earlier request
+            self._timer = self.loop.call_later(PATIENT * SLOW, self._expect_body)
+        else:
+            self.transport.close()
 
     def on_message_complete(self) -> None:
         """Expect the next request's head; its time limit starts when its first bytes arrive."""
