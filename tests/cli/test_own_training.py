@@ -38,8 +38,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("model", "size", "options"),
     [
-        # This is the recipe of examples/multi30k/conv_encoder.sh.
-        (ConvS2SModel, (29_000, 420_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --lr 0.004"),
+        (ConvS2SModel, (29_000, 420_000), "--max-tokens 1500 --dropout 0.3 --clip-norm 1 --lr 0.004"),
+        (ConvS2SModel, (36_000, 1_300_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1 --lr 0.004"),
         (TranslationModel, (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --warmup-updates 4000"),
         (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 400"),
     ],

@@ -43,7 +43,7 @@ from fairseq_plugins.cli.user_dir import USER_DIR
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
 
-BEGUN = "begun"  # name of the file `FINISHED` until the training ends
+BEGUN = "begun"  # while the model trains, the file `FINISHED` has this name
 DEFAULT_ARCH = "convs2s_iwslt_de_en"
 
 

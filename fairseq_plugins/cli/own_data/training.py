@@ -45,6 +45,7 @@ ENDS = {
     "Stopping training due to cumulative_training_time": "stop_time_hours",
     "stopping training because current learning rate": "stop_min_lr",
 }
+LITTLE = 1_000_000  # target tokens of a text below which training needs more dropout
 LONGEST_WARMUP = 4000  # updates
 PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
@@ -311,7 +312,8 @@ def training_settings(
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
     warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
-    settings = f"--max-tokens {max_tokens} --dropout {0.2 if pairs < 1_000_000 else 0.1} --clip-norm 1"
+    dropout = 0.3 if tokens < LITTLE else 0.2 if pairs < 1_000_000 else 0.1
+    settings = f"--max-tokens {max_tokens} --dropout {dropout} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
     patience = PATIENCE + (warmup // epoch if translates and not adapts else 0)
     settings += f" --patience {patience} --no-epoch-checkpoints"
