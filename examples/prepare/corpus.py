@@ -130,7 +130,10 @@ def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
 
 
 def binary_of(corpus: Corpus, out: Path, words: bool) -> Path:
-    """Return the folder of binary data: ``data-bin-words`` for words of a corpus with subwords, else ``data-bin``."""
+    """Return the folder of binary data.
+
+    A corpus with subwords has a second version in words, in ``data-bin-words``.  Other data is in ``data-bin``.
+    """
     return out / ("data-bin-words" if words and corpus.merges is not None else "data-bin")
 
 

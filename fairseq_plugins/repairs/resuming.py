@@ -109,7 +109,7 @@ def end_finished_training(trainer: Any) -> None:
     hours = trainer.cumulative_training_time() / 3600
     impatient = 0 < trainer.cfg.checkpoint.patience <= patience().get("num_runs", 0)
     if 0 < limits.max_update <= updates or 0 < limits.stop_time_hours < hours or impatient:
-        logger.info(f"nothing is left to train: {updates} updates, {hours:.1f} hours")
+        logger.info(f"nothing is left to train after {updates} updates and {hours:.1f} hours")
         limits.max_epoch = -1  # fairseq then trains no epoch; 0 would mean no limit
 
 

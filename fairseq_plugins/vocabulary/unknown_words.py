@@ -28,7 +28,7 @@ class SourceWords(list[Any]):
         printed: the alignment that fairseq prints; empty without ``--print-alignment``.
         attention: attention of the hypothesis, (source tokens, target tokens).
         is_word: whether each source token is a word, (source tokens).
-        offset: number of words from the source word with the largest attention to the aligned source word.
+        offset: position of the aligned source word, minus the position of the source word with the largest attention.
     """
 
     def __init__(self, printed: Any, attention: Tensor, is_word: Tensor, offset: int = 0) -> None:
