@@ -134,7 +134,7 @@ def build(args: Namespace, variant: str, residual: bool) -> ConvS2SModel:
 
 @contextmanager
 def sums_as_in(variant: str) -> Iterator[None]:
-    """Replace √½ after sums by 1 in this context, if the variant does not use this factor."""
+    """If the variant does not use the factor √½ after sums, replace this factor by 1 in this context."""
     with ExitStack() as stack:
         if variant == "without √½":
             for module in (layers, model_module):

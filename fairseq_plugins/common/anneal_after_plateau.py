@@ -8,8 +8,6 @@ An epoch is a plateau if its validation loss is not below the best loss so far. 
 epoch without validation keeps the rate; afterwards, an epoch without validation reduces the rate.
 """
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 from typing import Any, List

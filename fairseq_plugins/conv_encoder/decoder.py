@@ -223,7 +223,7 @@ class ConditionalInput:
 
 
 class _StepLSTM:
-    """The hidden state and cell of one LSTM, (R, H) each and initially zero, and a step with one matrix product."""
+    """One LSTM of the decoder: its hidden state and cell, (R, H) each, and a method that computes a step."""
 
     def __init__(self, gates: Callable[[Tensor], Tensor], zeros: Tensor, fixed: bool) -> None:
         self.gates = gates
