@@ -45,9 +45,9 @@ class Threads:
 
 @dataclass
 class Wish:
-    """What a call of `Batches.translate` requests for each of its sentences."""
+    """The translations and attention weights that a call of `Batches.translate` requests."""
 
-    nbest: int  # number of translations
+    nbest: int  # number of translations per sentence
     attention: int  # number of attention weights that the call may still receive
 
 
