@@ -72,6 +72,7 @@ def _by_name(folder: Path, language: str) -> dict[str, Path]:
 
 
 def refuse_missing(path: Path) -> None:
+    """Raise ValueError if the path does not exist."""
     if not path.exists():
         raise ValueError(f"{path} does not exist: give an existing file or folder")
 
