@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fairseq_plugins.cli.own_data import training as own_training
-from fairseq_plugins.cli.own_data.training import Progress, span
+from fairseq_plugins.cli.own_data.progress import Progress, counted, span
 from fairseq_plugins.cli.plot_loss import read_curve
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.conv_encoder import ConvEncoderModel
@@ -58,7 +58,7 @@ def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
 
 
 def test_one_epoch_is_singular() -> None:
-    assert [own_training.counted(number, "epoch") for number in (1, 2)] == ["1 epoch", "2 epochs"]
+    assert [counted(number, "epoch") for number in (1, 2)] == ["1 epoch", "2 epochs"]
 
 
 def test_a_missing_user_directory_is_named(tmp_path: Path) -> None:
