@@ -316,11 +316,16 @@ class Translator:
             if not batches or (len(batches[0]) + 1) * (len(sources[place]) + 1) > o.max_tokens:
                 batches.insert(0, [])  # longest first, so that no long batch starts last
             batches[0].append(place)
+        rest = len(batches) % self.batches  # threads that would be idle share these last batches
+        work = [(places, 0, 1) for places in batches[: len(batches) - rest]]
+        for places in batches[len(batches) - rest :]:
+            parts = min(self.batches // rest, len(places))
+            work += [(places, part, parts) for part in range(parts)]
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
-            translated = pool.map(lambda places: self.batch([sources[at] for at in places], o), batches)
-            for done, (places, found) in enumerate(zip(batches, translated, strict=True), 1):
-                results |= zip(places, found, strict=True)
-                print(f"\rbatch {done} of {len(batches)} " * self.progress, end="", file=sys.stderr, flush=True)
+            translated = pool.map(lambda each: self.batch([sources[at] for at in each[0]], o, *each[1:]), work)
+            for done, ((places, part, parts), found) in enumerate(zip(work, translated, strict=True), 1):
+                results |= zip(places[part::parts], found, strict=True)
+                print(f"\rbatch {done} of {len(work)} " * self.progress, end="", file=sys.stderr, flush=True)
         return [*results.values()]
 
     def words(self, line: str) -> list[str]:
@@ -345,8 +350,9 @@ class Translator:
             words = " ".join(f"{self.bpe.separator} ".join(map(self.bpe.process_line, each)) for each in cut).split()
         return words
 
-    def batch(self, sources: list[list[str]], o: Namespace) -> list[dict[str, Any]]:
-        """Return the result of `explain` for each source; the longest source must be last."""
+    def batch(self, sources: list[list[str]], o: Namespace, part: int = 0, parts: int = 1) -> list[dict[str, Any]]:
+        """Return the result of `explain` for each source, or only for the sources of one part of the batch: every
+        ``parts``-th source from ``part`` on.  The longest source must be last."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
@@ -359,6 +365,7 @@ class Translator:
                 f"no translation of {o.min_len} to {longest} words is possible with beam {o.beam}: lower --min-len or "
                 "--beam, or raise --max-len-b"
             )
+        sources, source = sources[part::parts], source[part::parts]
         with naming_file_in_errors(self.folder / "step.onnx", "export another checkpoint"):
             decoding = Decoding(self, source, o.beam, candidates, o.attention)
             found = search(decoding, c["eos"], o, longest)

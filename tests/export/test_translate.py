@@ -143,6 +143,25 @@ def test_too_little_memory(folder: Path) -> None:
     assert re.fullmatch(message, result.stderr.decode()), result.stderr
 
 
+def test_idle_threads_share_the_last_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of a batch have the maximum length and the candidates of the whole batch, so their results are the same."""
+    lines = [f"w{number % 9} " * (number % 5 + 1) for number in range(20)]
+    plain, calls = translate.Translator.batch, list[tuple[int, ...]]()
+
+    def batch(self: Any, sources: Any, o: Any, *part: int) -> Any:
+        calls.append((len(sources), *part))
+        return plain(self, sources, o, *part)
+
+    monkeypatch.setattr(translate.Translator, "batch", batch)
+    alone, shared = (
+        translate.Translator(folder, 1, batches).explain(lines, max_len_a=2, max_len_b=0, min_len=4, max_tokens=40)
+        for batches in (1, 2)
+    )
+    assert calls[:3] == [(4, 0, 1), (6, 0, 1), (10, 0, 1)]
+    assert sorted(calls[3:]) == [(4, 0, 1), (6, 0, 1), (10, 0, 2), (10, 1, 2)]
+    assert alone == shared
+
+
 def test_an_error_in_one_of_several_batches(folder: Path) -> None:
     """The error is one line, and the process exits normally while other batches run."""
     words = ["--max-len-a", -1, "--max-len-b", 8, "--max-tokens", 30, "--threads", 4]
