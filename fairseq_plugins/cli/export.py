@@ -16,14 +16,24 @@ from typing import Any
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
 from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
+from fairseq_plugins.cli.own_data.folder import BEST, SETTINGS, find_model
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.common.files import beside, naming
+from fairseq_plugins.common.options import flag
 from fairseq_plugins.common.text import bpe_symbol
 
 
 def add_arguments(parser: ArgumentParser) -> None:
-    parser.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="checkpoint of this plugin's models")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        metavar="CHECKPOINT",
+        help="checkpoint of this plugin's models, or own-data's folder, which also has the dictionaries and subwords",
+    )
     parser.add_argument("output", type=Path, metavar="OUT", help="folder to create")
+    parser.add_argument(
+        "--arch", help="architecture of the exported model, if own-data's folder has models of several architectures"
+    )
     parser.add_argument(
         "--data",
         type=Path,
@@ -68,6 +78,10 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Export one model."""
     refuse_existing(args.output, makes_folder=True)
+    if (args.checkpoint / SETTINGS).exists():
+        read_own_data(args)
+    elif args.arch is not None:
+        raise ValueError(f"--arch: {args.checkpoint} is not own-data's folder; remove the option")
     for path in (args.checkpoint, args.bpe_codes, args.sentencepiece_model):
         if path is not None and not path.is_file():
             fix = "an ensemble cannot be exported, give one checkpoint" if ":" in str(path) else "check the path"
@@ -85,6 +99,20 @@ def run(args: Namespace) -> None:
     write(args)
     program = shlex.quote(str(args.output / "translate.py"))
     print(f"{args.output}: translate with python {program} < source.txt > translation.txt")
+
+
+def read_own_data(args: Namespace) -> None:
+    """Replace own-data's folder in ``args`` by its checkpoint, dictionaries and subwords.
+
+    Raises:
+        ValueError: the folder has no such model, or an option names other dictionaries or subwords.
+    """
+    folder, model = find_model(args.checkpoint, args.arch)
+    args.checkpoint = model / BEST
+    for name, value in {"data": folder.binary, **folder.preprocessing}.items():
+        if getattr(args, name) is not None:
+            raise ValueError(f"{flag(name)}: not allowed with own-data's folder {folder.path}; remove the option")
+        setattr(args, name, value)
 
 
 def write(args: Namespace) -> None:

@@ -148,14 +148,22 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
     own(*made.words)
     assert (made.model / "README.md").read_text(encoding="utf-8") == edited
     options = ["--data", made.out / "data-bin", "--sentencepiece-model", made.out / "subwords.model"]
-    for number, checkpoint in enumerate((made.model / "checkpoint_best.pt", tmp_path / "alone.pt")):
-        if not checkpoint.exists():
-            shutil.copy(made.model / "checkpoint_best.pt", checkpoint)
-        cli.main([*map(str, ["export", checkpoint, tmp_path / str(number), *options])])
-        readme = (tmp_path / str(number) / "README.md").read_text(encoding="utf-8")
+    best, alone = made.model / "checkpoint_best.pt", tmp_path / "alone.pt"
+    shutil.copy(best, alone)
+    for name, words in (("out", [made.out]), ("best", [best, *options]), ("other", [alone, *options])):
+        cli.main([*map(str, ["export", words[0], tmp_path / name, *words[1:]])])
+        readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
         assert "pip install numpy onnxruntime sentencepiece\n" in readme
-        assert (edited.partition("\n## Commands\n")[0] in readme) == (number == 0)
+        assert (edited.partition("\n## Commands\n")[0] in readme) == (name != "other")
         assert str(made.out) not in readme
+    assert (tmp_path / "out" / "SHA256SUMS").read_text() == (tmp_path / "best" / "SHA256SUMS").read_text()
+    for words, option in (
+        ([made.out, *options], "--data"),
+        ([best, "--arch", "a"], "--arch"),
+        ([made.out, "--arch", "a"], "--arch a"),
+    ):
+        with pytest.raises(SystemExit, match=f"error: {option}: "):
+            cli.main([*map(str, ["export", words[0], tmp_path / "no", *words[1:]])])
 
 
 def test_local_paths_are_left_out_of_the_card(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fairseq_plugins.cli.own_data.parallel_text import Pair
 
 SUFFIX = ".po"
 LINE = re.compile(r"\S(?:.*\S)?")  # matches a line without the white space at its ends
-SHOWN = 10  # maximum number of entries with lost placeholders in a report
+SHOWN = 10  # maximum number of entries with wrong placeholders in a report
 # Placeholders and markup that a translation must keep unchanged. Only the text in :role:`text <target>` may be
 # translated. The pattern limits repetitions, so that a search takes linear time.
 PLACEHOLDERS = re.compile(
@@ -69,7 +69,7 @@ class Gap:
     entry: polib.POEntry
     source: str  # the text to translate
     form: int | None = None  # number of the plural form, if the entry has plural forms
-    lost: list[str] = field(default_factory=list)  # placeholders of the source that are missing in its translation
+    wrong: list[str] = field(default_factory=list)  # placeholders that the translation lost or added
     is_filled: bool = False
 
     @property
@@ -90,7 +90,8 @@ class Gap:
         if not translation.strip():
             return
         self.is_filled = True
-        self.lost = list((placeholders(self.source) - placeholders(translation)).elements())
+        before, after = placeholders(self.source), placeholders(translation)
+        self.wrong = [f"lost {name}" for name in before - after] + [f"added {name}" for name in after - before]
         self.entry.fuzzy = True
         if self.form is None:
             self.entry.msgstr = translation
@@ -128,12 +129,12 @@ def in_utf8(catalogue: polib.POFile) -> bytes:
 
 
 def report(path: Path, found: Sequence[Gap]) -> str:
-    """Return a report: the number of filled entries, and the first `SHOWN` entries with lost placeholders."""
+    """Return a report: the number of filled entries, and the first `SHOWN` entries with wrong placeholders."""
     entries: dict[int, list[str]] = {}
     for gap in (gap for gap in found if gap.is_filled):
-        entries.setdefault(gap.line, []).extend(gap.lost)
-    losses = [f"  line {line}: {', '.join(dict.fromkeys(lost))}" for line, lost in entries.items() if lost]
-    lines = [f"{path}: entries filled and marked as fuzzy: {len(entries)}; with lost placeholders: {len(losses)}."]
-    if len(losses) > SHOWN:
-        losses[SHOWN:] = [f"  and {len(losses) - SHOWN} more"]
-    return "\n".join(lines + losses)
+        entries.setdefault(gap.line, []).extend(gap.wrong)
+    faults = [f"  line {line}: {', '.join(dict.fromkeys(wrong))}" for line, wrong in entries.items() if wrong]
+    lines = [f"{path}: entries filled and marked as fuzzy: {len(entries)}; with wrong placeholders: {len(faults)}."]
+    if len(faults) > SHOWN:
+        faults[SHOWN:] = [f"  and {len(faults) - SHOWN} more"]
+    return "\n".join(lines + faults)

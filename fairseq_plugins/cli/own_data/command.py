@@ -171,7 +171,7 @@ def run(args: Namespace) -> None:
             options = ["--source-lang", languages[0], "--target-lang", languages[1]]
             training.run(folder.binary, folder.segmented("train")[1], options)
             (model / BEGUN).replace(model / FINISHED)
-        commands = next_commands(args, folder, model, decoding)
+        commands = next_commands(args, model, decoding)
         try:
             scores = score_held_out(folder, model, decoding)
             if training is not None or not (model / CARD).exists():  # keep a card that the user may have edited
@@ -297,7 +297,7 @@ def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None)
     return Training(args.arch, model, wishes, args.user_dir, base, args.fp32, folder.validation_options(args.metric))
 
 
-def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[object]) -> dict[str, str]:
+def next_commands(args: Namespace, model: Path, decoding: list[object]) -> dict[str, str]:
     """Return shell commands that are useful after a training; the keys describe their purposes."""
     from fairseq_plugins.cli.own_data.training import model_of  # noqa: PLC0415  (importing fairseq takes seconds)
 
@@ -306,8 +306,9 @@ def next_commands(args: Namespace, folder: Folder, model: Path, decoding: list[o
         "Translate (or use own-data --translate FILE)": ["fairseq-interactive", *decoding],
     }
     if "onnx_program" in vars(model_of(args.arch, args.user_dir)):
-        exported = ["fairseq-plugins", "export", model / BEST, args.output / f"{args.arch}.exported"]
-        exported += folder.export_options()
+        exported = ["fairseq-plugins", "export", args.output, args.output / f"{args.arch}.exported"]
+        if trained_archs(args.output) != [args.arch]:
+            exported += ["--arch", args.arch]
         if args.user_dir != USER_DIR:
             exported += ["--user-dir", args.user_dir]
         commands["Export to a folder that translates without fairseq and PyTorch"] = exported

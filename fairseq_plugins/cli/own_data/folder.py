@@ -92,11 +92,12 @@ class Folder:
         arguments = ["--eval-bleu-args", json.dumps(VALIDATION_SEARCH), "--eval-bleu-detok-args", json.dumps(detok)]
         return [*words.split(), *arguments]
 
-    def export_options(self) -> list[object]:
-        """Return options of ``fairseq-plugins export`` that describe the model's preprocessing."""
-        if self.tokenizer == "sentencepiece":
-            return ["--data", self.binary, "--sentencepiece-model", self.subwords]
-        return ["--data", self.binary, "--bpe-codes", self.subwords, "--tokenizer", "moses"]
+    @property
+    def preprocessing(self) -> dict[str, Path | str | None]:
+        """Return the options of ``fairseq-plugins export`` that describe the preprocessing, by name."""
+        pieces = self.subwords if self.tokenizer == "sentencepiece" else None
+        codes, tokenizer = (self.subwords, "moses") if pieces is None else (None, None)
+        return {"sentencepiece_model": pieces, "bpe_codes": codes, "tokenizer": tokenizer}
 
 
 def existing(path: Path) -> Folder | None:

@@ -98,7 +98,7 @@ def translate(text: str, options: list[object]) -> None:
 
 
 def fill_catalogue(path: Path, options: list[object]) -> None:
-    """Print a catalogue with its empty entries translated, and report lost placeholders on stderr.
+    """Print a catalogue with its empty entries translated, and report wrong placeholders on stderr.
 
     Raises:
         ValueError: the file is not a gettext catalogue.

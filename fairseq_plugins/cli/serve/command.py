@@ -170,9 +170,8 @@ def find_exported(folder: Path) -> Path:
         return folder
     found = sorted(path.parent for path in folder.glob("*/SHA256SUMS"))
     if not found:
-        command = f"fairseq-plugins export {folder}/ARCH/checkpoint_best.pt {folder}/ARCH.exported"
         raise ValueError(
-            f"{folder} has no exported folder: export its model with the command that own-data printed, {command} ..."
+            f"{folder} has no exported folder: export its model with fairseq-plugins export {folder} {folder}/exported"
         )
     if len(found) > 1:
         raise ValueError(f"{folder} has several exported folders: give one of {', '.join(map(str, found))}")
