@@ -107,7 +107,7 @@ class Translation:
     score: float
 
     def ties(self, other: Translation) -> bool:
-        """Return whether two translations are equally likely, on average or at the first word that differs."""
+        """Return whether the mean log-probabilities, or those of the first words that differ, are nearly equal."""
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
             return False

@@ -136,7 +136,7 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        # The server has no bytes beyond the partial file, which may belong to another file: start again.
+        # The server's file is not longer than the partial file, which may be the start of another file: start again.
         os.truncate(partial, 0)
         return _fetch(url, partial)
     with answer as response:

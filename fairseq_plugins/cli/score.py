@@ -128,7 +128,7 @@ class Scores:
 
 
 def score_folder(output: Path, arch: str | None) -> Scores:
-    """Score the translations in a folder of own-data."""
+    """Score the translations of a model in the folder that ``own-data`` wrote."""
     folder, model = find_model(output, arch)
     part = folder.scored_part
     if not is_complete(generated(model, part), model / "checkpoint_best.pt"):

@@ -294,9 +294,9 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return the order of the next step and the remaining sentences, and clear the order.
+        """Return the order of the next step, and the places of the sentences that remain; then clear the order.
 
-        The order is None if `reorder` was not called.  The remaining sentences are None if no sentence is dropped.
+        The order is None if `reorder` was not called.  The places are None if all sentences remain.
         """
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:

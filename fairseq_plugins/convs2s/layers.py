@@ -145,7 +145,7 @@ class ProjectedAttention:
     def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchWeights | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
-        # The product with the few rows of a step is several times faster for the layout (B, C, S) than for (B, S, C).
+        # A step multiplies few queries by the keys; this is several times faster with keys (B, C, S) than (B, S, C).
         self.keys = linear(source.keys, w_d.t(), None, packing).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # Attention weights sum to one, so adding b_o to each value is the same as adding it to the average.

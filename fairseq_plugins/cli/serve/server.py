@@ -106,7 +106,8 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections that wait, refuse new ones, and read and answer requests that were already sent."""
-        # The system resets connections that still wait when the server closes, so wait until no connection is added.
+        # When a socket is closed, the system resets the connections that were not accepted.  So the server first
+        # accepts connections until their number no longer grows.
         known: set[Any] | None = None
         for _ in range(10):
             if known == (known := set(self.server_state.connections)):
