@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import re
 import shlex
 import statistics
 import sys
@@ -15,7 +14,7 @@ from contextlib import closing, suppress
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
@@ -26,8 +25,7 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.average import numbered_checkpoints, write_mean
-from fairseq_plugins.cli.own_data.folder import BEST, METRICS, Base
+from fairseq_plugins.cli.own_data.folder import BEST, Base
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.own_data.progress import Progress, counted, span
 from fairseq_plugins.cli.plot_loss import LOG
@@ -40,9 +38,7 @@ from fairseq_plugins.cpu.packing import has_bfloat16
 
 LITTLE = 1_000_000  # target tokens of a text below which training needs more dropout
 LONGEST_WARMUP = 4000  # updates
-PATIENCE = 5  # training stops after this number of validations (one per epoch) without improvement
-AVERAGED = 5  # number of last epochs whose checkpoints are averaged (Vaswani et al. 2017, section 6.1)
-KEEP = "--keep-last-epochs"
+PATIENCE = 8  # training stops after this number of validations (one per epoch) without improvement
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # number of batches that are timed to estimate an epoch's time, after one batch as warm-up
@@ -161,7 +157,7 @@ class Training:
         lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
-        progress = Progress(self.model.usual_epochs(len(lengths)), chosen)
+        progress = Progress(self.model.usual_epochs(len(lengths), chosen.get("dropout", 0.0)), chosen)
         ends = {"patience": "validation", "max_epoch": "epoch", "max_update": "update"}
         limits = {name: counted(chosen[name], noun) for name, noun in ends.items() if chosen[name] > 0}
         if "patience" in limits:
@@ -195,49 +191,11 @@ class Training:
             for line in lines:
                 log.write(line)
                 progress.see(line)
-            if not (self.save / BEST).exists():
-                raise ValueError(
-                    f"--train: the training ended without {self.save / BEST}; use options that validate and save at "
-                    "least once"
-                )
-            self.average(binary, chosen, log)
-
-    def average(self, binary: Path, chosen: dict[str, Any], log: TextIO) -> None:
-        """Average the checkpoints of the last epochs; replace the best checkpoint if the average validates better.
-
-        own-data's schedules end at a high learning rate, which averaging makes up for.  own-data's own checkpoints
-        of epochs are removed; checkpoints that the user wished for are kept.
-        """
-        epochs, mean, best = numbered_checkpoints(self.save), self.save / "checkpoint_average.pt", self.save / BEST
-        if len(epochs[-AVERAGED:]) > 1:
-            write_mean(epochs[-AVERAGED:], mean)
-            average, epoch = (self.validated(path, binary, chosen) for path in (mean, best))
-            name = chosen["best_checkpoint_metric"]
-            sentence = f"{METRICS.get(name, name)} {average:.3f}; best epoch: {epoch:.3f}"
-            sentence = f"Validation of the average of the last {len(epochs[-AVERAGED:])} epochs: {sentence}."
-            if average > epoch if chosen["maximize_best_checkpoint_metric"] else average < epoch:
-                mean.replace(best)
-                sentence += f" {BEST} is the average."
-            mean.unlink(missing_ok=True)
-            log.write(f"{sentence}\n")  # the model card quotes this line
-            print(f"\n{sentence}", file=sys.stderr)
-        if not any(word.partition("=")[0] == KEEP for word in self.wishes):
-            for path in epochs:
-                path.unlink()
-
-    def validated(self, checkpoint: Path, binary: Path, chosen: dict[str, Any]) -> float:
-        """Return the validation metric of a checkpoint."""
-        part = chosen["valid_subset"].split(",")[0]
-        words = [binary, *self.own[:2], "--task", chosen["task"], "--path", checkpoint, "--valid-subset", part]
-        words += [
-            "--max-tokens",
-            chosen["max_tokens_valid"] or chosen["max_tokens"],
-            *(["--cpu"] if chosen["cpu"] else []),
-        ]
-        words += [*ALL_SENTENCES, *NO_LONG_ONES, "--distributed-world-size", 1, "--log-format", "json"]
-        with closing(fairseq_lines("validate", *words)) as lines:
-            found = re.findall(rf'"{part}_{chosen["best_checkpoint_metric"]}": "([^"]+)"', "".join(lines))
-        return float(found[-1])
+        if not (self.save / BEST).exists():
+            raise ValueError(
+                f"--train: the training ended without {self.save / BEST}; use options that validate and save at least "
+                "once"
+            )
 
 
 def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
@@ -343,5 +301,5 @@ def training_settings(
     settings = f"--max-tokens {max_tokens} --dropout {dropout} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
     patience = PATIENCE + (warmup // epoch if translates and not adapts else 0)
-    settings += f" --patience {patience} {KEEP} {AVERAGED}"
+    settings += f" --patience {patience} --no-epoch-checkpoints"
     return f"{settings} --log-interval {min(max(epoch // 4, 1), 25)}"
