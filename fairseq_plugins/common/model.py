@@ -221,8 +221,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
         )
 
     @classmethod
-    def usual_epochs(cls, pairs: int) -> float:
-        """Return how many epochs own-data usually needs for the given number of sentence pairs; infinity if unknown."""
+    def usual_epochs(cls, pairs: int, dropout: float) -> float:
+        """Return how many epochs own-data usually needs for a number of sentence pairs; infinity if unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:

@@ -51,10 +51,10 @@ def test_training_settings(model: type[TranslationModel], size: tuple[int, int],
 
 def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
     """Estimates are within a sixth of measured epochs; other families and large texts have no estimate."""
-    for pairs, took in ((2000, 18), (5000, 25), (29_000, 47)):
-        assert ConvS2SModel.usual_epochs(pairs) == pytest.approx(took, rel=1 / 6)
+    for pairs, dropout, took in ((2000, 0.3, 21), (5000, 0.3, 28), (29_000, 0.3, 60), (37_000, 0.2, 36)):
+        assert ConvS2SModel.usual_epochs(pairs, dropout) == pytest.approx(took, rel=1 / 6)
     for model, pairs in ((ConvEncoderModel, 2000), (ConvS2SModel, 200_000)):
-        assert model.usual_epochs(pairs) == float("inf")
+        assert model.usual_epochs(pairs, 0.3) == float("inf")
 
 
 def test_one_epoch_is_singular() -> None:
