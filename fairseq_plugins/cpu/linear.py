@@ -92,9 +92,9 @@ def _cpu_family() -> tuple[str, int] | None:
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
 
-    A batched product would copy x and y to make the blocks their first dimension.  On a CPU, one product per block
-    therefore reads and writes the block's columns in place.  GPUs use the batched product.  `torch.export` also uses
-    the batched product, because it rejects in-place products.
+    A batched product needs tensors of the shape (M, ...), for which x and y would be copied.  On a CPU, one product per
+    block therefore reads and writes the block's columns in place.  GPUs use the batched product.  `torch.export` also
+    uses the batched product, because it rejects in-place products.
 
     Args:
         y: summands y_i side by side, (N, M·b), like the result; do not use y afterwards.

@@ -86,7 +86,7 @@ def compare_with_base(scores: Scores, folder: Folder, model: Path, base: Base, u
 
 
 def translate(text: str, options: list[object]) -> None:
-    """Print the translation of each line of a text file, or a gettext catalogue with its empty entries translated."""
+    """Print the translations of a file's lines; for a gettext catalogue, print it with its empty entries filled."""
     if text.lower().endswith(catalogues.SUFFIX):
         fill_catalogue(Path(text), options)
         return
