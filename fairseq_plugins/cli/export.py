@@ -16,10 +16,9 @@ from typing import Any
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
 from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
-from fairseq_plugins.cli.own_data.folder import BEST, SETTINGS, find_model
+from fairseq_plugins.cli.own_data.folder import BEST, find_model
 from fairseq_plugins.cli.own_data.parallel_text import segmenter
 from fairseq_plugins.common.files import beside, naming
-from fairseq_plugins.common.options import flag
 from fairseq_plugins.common.text import bpe_symbol
 
 
@@ -28,11 +27,11 @@ def add_arguments(parser: ArgumentParser) -> None:
         "checkpoint",
         type=Path,
         metavar="CHECKPOINT",
-        help="checkpoint of this plugin's models, or own-data's folder, which also has the dictionaries and subwords",
+        help="checkpoint of this plugin's models, or own-data's OUT, which also has the dictionaries and subwords",
     )
-    parser.add_argument("output", type=Path, metavar="OUT", help="folder to create")
+    parser.add_argument("output", type=Path, metavar="FOLDER", help="folder to create")
     parser.add_argument(
-        "--arch", help="architecture of the exported model, if own-data's folder has models of several architectures"
+        "--arch", help="with own-data's folder: architecture of the model (default: the only trained model)"
     )
     parser.add_argument(
         "--data",
@@ -78,7 +77,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(args: Namespace) -> None:
     """Export one model."""
     refuse_existing(args.output, makes_folder=True)
-    if (args.checkpoint / SETTINGS).exists():
+    if args.checkpoint.is_dir():
         read_own_data(args)
     elif args.arch is not None:
         raise ValueError(f"--arch: {args.checkpoint} is not own-data's folder; remove the option")
@@ -105,13 +104,15 @@ def read_own_data(args: Namespace) -> None:
     """Replace own-data's folder in ``args`` by its checkpoint, dictionaries and subwords.
 
     Raises:
-        ValueError: the folder has no such model, or an option names other dictionaries or subwords.
+        ValueError: the folder has no such model, or an option names other dictionaries, languages or subwords.
     """
     folder, model = find_model(args.checkpoint, args.arch)
     args.checkpoint = model / BEST
-    for name, value in {"data": folder.binary, **folder.preprocessing}.items():
+    found = {"data": folder.binary, "source_lang": None, "target_lang": None, **folder.preprocessing}
+    for name, value in found.items():
         if getattr(args, name) is not None:
-            raise ValueError(f"{flag(name)}: not allowed with own-data's folder {folder.path}; remove the option")
+            option = f"--{name.replace('_', '-')}"
+            raise ValueError(f"{option}: not allowed with own-data's folder {folder.path}; remove the option")
         setattr(args, name, value)
 
 

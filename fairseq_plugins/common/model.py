@@ -222,7 +222,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int, dropout: float) -> float:
-        """Return how many epochs own-data usually needs for a number of sentence pairs; infinity if unknown."""
+        """Return after how many epochs of own-data the validation loss is usually lowest; infinity if unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:

@@ -318,8 +318,9 @@ class Translator:
             batches[0].append(place)
         rest = len(batches) % self.batches  # threads that would be idle share these last batches
         work = [(places, 0, 1) for places in batches[: len(batches) - rest]]
-        for places in batches[len(batches) - rest :]:
-            parts = min(self.batches // rest, len(places))
+        for number, places in enumerate(batches[len(batches) - rest :]):
+            parts = self.batches // rest + (number < self.batches % rest)
+            parts = max(1, min(parts, len(places) // 2))  # one sentence alone wastes time
             work += [(places, part, parts) for part in range(parts)]
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
             translated = pool.map(lambda each: self.batch([sources[at] for at in each[0]], o, *each[1:]), work)

@@ -174,7 +174,7 @@ def test_another_encoding_becomes_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("100% of 5 %, %% or % of", []),
+        ("100% of 5 %, %% or % of, 100%ige, %%s", []),
         (
             "%(name)s %(n)05.2f, %s: %d (%1$s) %-8.3f %ld %zu.",
             ["%(name)s", "%(n)05.2f", "%s", "%d", "%1$s", "%-8.3f", "%ld", "%zu"],

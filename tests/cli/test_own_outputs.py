@@ -21,6 +21,7 @@ from fairseq_plugins.cli import score
 from fairseq_plugins.cli.figure import fonts_for
 from fairseq_plugins.cli.lexicon import find_aligner
 from fairseq_plugins.cli.own_data import results
+from fairseq_plugins.cli.own_data.folder import Folder
 from tests.cli.test_own_data import TINY, own
 from tests.commands import ROOT, USER_DIR
 
@@ -161,9 +162,16 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
         ([made.out, *options], "--data"),
         ([best, "--arch", "a"], "--arch"),
         ([made.out, "--arch", "a"], "--arch a"),
+        ([made.out, "-s", "en"], "--source-lang"),
     ):
         with pytest.raises(SystemExit, match=f"error: {option}: "):
             cli.main([*map(str, ["export", words[0], tmp_path / "no", *words[1:]])])
+    for text in ("[]", "hello"):
+        (tmp_path / "settings").write_text(text)
+        with pytest.raises(SystemExit, match="/settings is damaged or not own-data's"):
+            cli.main(["export", str(tmp_path), str(tmp_path / "no")])
+    moses = Folder(tmp_path, ("en", "de"), "moses").preprocessing
+    assert moses == {"bpe_codes": tmp_path / "code", "tokenizer": "moses", "sentencepiece_model": None}
 
 
 def test_local_paths_are_left_out_of_the_card(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ def test_too_little_memory(folder: Path) -> None:
 
 
 def test_idle_threads_share_the_last_batches(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parts of a batch have the maximum length and the candidates of the whole batch, so their results are the same."""
-    lines = [f"w{number % 9} " * (number % 5 + 1) for number in range(20)]
+    """Parts of a batch have the maximum length of the whole batch, so their results are the same."""
+    lines = ["w1 " * length for length in (1, 2, 3, 5, 6, 6, 6, 7)]
     plain, calls = translate.Translator.batch, list[tuple[int, ...]]()
 
     def batch(self: Any, sources: Any, o: Any, *part: int) -> Any:
@@ -153,13 +153,13 @@ def test_idle_threads_share_the_last_batches(folder: Path, monkeypatch: pytest.M
         return plain(self, sources, o, *part)
 
     monkeypatch.setattr(translate.Translator, "batch", batch)
-    alone, shared = (
-        translate.Translator(folder, 1, batches).explain(lines, max_len_a=2, max_len_b=0, min_len=4, max_tokens=40)
-        for batches in (1, 2)
+    alone, *shared = (
+        translate.Translator(folder, 1, batches).explain(lines, max_len_a=1, max_len_b=0, min_len=5, max_tokens=32)
+        for batches in (1, 2, 5, 9)
     )
-    assert calls[:3] == [(4, 0, 1), (6, 0, 1), (10, 0, 1)]
-    assert sorted(calls[3:]) == [(4, 0, 1), (6, 0, 1), (10, 0, 2), (10, 1, 2)]
-    assert alone == shared
+    assert calls[:2] == [(4, 0, 1), (4, 0, 1)]
+    assert sorted(calls[2:]) == [(4, 0, 1)] * 2 + [(4, 0, 2)] * 4 + [(4, 1, 2)] * 4
+    assert shared == [alone] * 3
 
 
 def test_an_error_in_one_of_several_batches(folder: Path) -> None:

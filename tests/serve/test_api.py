@@ -281,7 +281,7 @@ def test_a_catalogue(server: Server, translator: Translator) -> None:
     assert status == 200
     assert [each["total"] for each in steps] == [200] * len(steps)
     assert [each["done"] for each in steps] == [0, 128]
-    assert "a.po: entries filled and marked as fuzzy: 200; with lost placeholders: 200" in last["report"]
+    assert "a.po: entries filled and marked as fuzzy: 200; with wrong placeholders: 200" in last["report"]
     filled = polib.pofile(server.ask(last["translatedFileUrl"].removeprefix(server.url))[1].decode())
     assert [entry.msgstr for entry in filled][-2:] == [translator.translate(["w39 w4 %s"])[0] + "\n", "done"]
     assert all(entry.fuzzy for entry in filled[:-1])

@@ -20,7 +20,7 @@ SHOWN = 10  # maximum number of entries with wrong placeholders in a report
 # translated. The pattern limits repetitions, so that a search takes linear time.
 PLACEHOLDERS = re.compile(
     r"""%\([^()\s]+\)[#0+-]{0,5}[\d.]{0,9}[a-z]                              # %(name)s
-    | %(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f, %ld
+    | (?<![\d%])%(?:\d{1,9}\$)?[#0+-]{0,5}\d{0,9}(?:\.\d{1,9})?(?:hh?|ll?|[jztLq])?[acdefgiorsux@]  # %s, %1$s, %.2f
     | ``.+?``                                                              # literal text
     | :[\w:+.-]{1,99}:`[^`]+`                                              # :role:`target`, :role:`text <target>`
     | \{[^{}\s]*\}                                                         # {name}, {0:>10}

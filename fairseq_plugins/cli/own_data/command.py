@@ -306,9 +306,8 @@ def next_commands(args: Namespace, model: Path, decoding: list[object]) -> dict[
         "Translate (or use own-data --translate FILE)": ["fairseq-interactive", *decoding],
     }
     if "onnx_program" in vars(model_of(args.arch, args.user_dir)):
-        exported = ["fairseq-plugins", "export", args.output, args.output / f"{args.arch}.exported"]
-        if trained_archs(args.output) != [args.arch]:
-            exported += ["--arch", args.arch]
+        folder = args.output / f"{args.arch}.exported"
+        exported = ["fairseq-plugins", "export", args.output, folder, "--arch", args.arch]
         if args.user_dir != USER_DIR:
             exported += ["--user-dir", args.user_dir]
         commands["Export to a folder that translates without fairseq and PyTorch"] = exported

@@ -101,15 +101,22 @@ class Folder:
 
 
 def existing(path: Path) -> Folder | None:
-    """Return the folder that an earlier call of own-data created at ``path``, or None."""
+    """Return the folder that an earlier call of own-data created at ``path``, or None.
+
+    Raises:
+        ValueError: the file `SETTINGS` was not written by own-data.
+    """
     record = path / SETTINGS
-    if not record.exists():
+    if not record.is_file():
         return None
     text = record.read_text(encoding="utf-8")
     if of_0_1 := re.match(r"Corpus\(source='([^']+)', target='([^']+)'", text):
         return Folder(path, (of_0_1[1], of_0_1[2]), "moses")
-    settings = json.loads(text)
-    return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
+    try:
+        settings = json.loads(text)
+        return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{record} is damaged or not own-data's: choose another folder") from None
 
 
 def is_trained(model: Path) -> bool:

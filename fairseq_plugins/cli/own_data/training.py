@@ -157,7 +157,8 @@ class Training:
         lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
-        progress = Progress(self.model.usual_epochs(len(lengths), chosen.get("dropout", 0.0)), chosen)
+        best = self.model.usual_epochs(len(lengths), chosen["dropout"]) if "dropout" in chosen else math.inf
+        progress = Progress(best + max(chosen["patience"], 0), chosen)
         ends = {"patience": "validation", "max_epoch": "epoch", "max_update": "update"}
         limits = {name: counted(chosen[name], noun) for name, noun in ends.items() if chosen[name] > 0}
         if "patience" in limits:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import shlex
 import socket
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
@@ -170,9 +171,8 @@ def find_exported(folder: Path) -> Path:
         return folder
     found = sorted(path.parent for path in folder.glob("*/SHA256SUMS"))
     if not found:
-        raise ValueError(
-            f"{folder} has no exported folder: export its model with fairseq-plugins export {folder} {folder}/exported"
-        )
+        command = shlex.join(["fairseq-plugins", "export", str(folder), str(folder / "exported")])
+        raise ValueError(f"{folder} has no exported folder: export its model with {command}")
     if len(found) > 1:
         raise ValueError(f"{folder} has several exported folders: give one of {', '.join(map(str, found))}")
     return found[0]
