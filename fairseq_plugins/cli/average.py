@@ -58,15 +58,20 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
     if len(folders) != 1 or not folders[0].is_dir():
         got = folders[0] if len(folders) == 1 else f"{len(folders)} paths"
         raise ValueError(f"--last needs exactly one folder as INPUT, got {got}")
-    pattern = BY_UPDATES if updates else BY_EPOCH
-    found = {int(match[1]): path for path in folders[0].iterdir() if (match := pattern.fullmatch(path.name))}
+    found = numbered_checkpoints(folders[0], BY_UPDATES if updates else BY_EPOCH)
     if len(found) < count:
         kind = "--save-interval-updates" if updates else "epochs"
         raise ValueError(
             f"--last {count}: {folders[0]} has {len(found)} checkpoints of {kind}; to keep more, call own-data with "
             f"--train '--save-interval-updates 500 --keep-interval-updates {count}', then give OUT/ARCH with --updates"
         )
-    return [found[number] for number in sorted(found)[-count:]]
+    return found[-count:]
+
+
+def numbered_checkpoints(folder: Path, pattern: re.Pattern[str] = BY_EPOCH) -> list[Path]:
+    """Return the checkpoints of a folder that are named by epochs (or updates), oldest first."""
+    found = {int(match[1]): path for path in folder.iterdir() if (match := pattern.fullmatch(path.name))}
+    return [found[number] for number in sorted(found)]
 
 
 def write_mean(paths: Sequence[Path], output: Path) -> None:

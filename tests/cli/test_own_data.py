@@ -81,7 +81,7 @@ def commands(printed: str) -> list[list[str]]:
 def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path) -> None:
     """own-data prints commands, progress, scores and samples; fairseq's output goes to the log."""
     out, printed = trained
-    names = ["preprocess", "train", "generate", "plugins", "interactive", "plugins"]
+    names = ["preprocess", "train", "validate", "validate", "generate", "plugins", "interactive", "plugins"]
     assert [words[0] for words in commands(printed)] == [f"fairseq-{name}" for name in names]
     assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["1", "2"]
     assert f"{out}/convs2s_tiny/train.log" in printed

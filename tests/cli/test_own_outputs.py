@@ -141,7 +141,7 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
     log = (made.model / "train.log").read_text()
     (parameters,) = re.findall(r"num. shared model params: (\S+) ", log)
     updates = re.findall(r'"valid_num_updates": "(\d+)"', log)[-1]
-    assert f"- Parameters: {parameters}\n- Training: {updates} updates, 2 epochs\n" in card
+    assert f"- Parameters: {parameters}\n- Training: {updates} updates, 2 epochs\n- Validation loss: " in card
     assert "--save-dir" not in card
 
     edited = card.replace("Licence of the text: unknown to this program", "Licence of the text: public domain")

@@ -9,10 +9,12 @@ import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from fairseq_plugins.cli.average import numbered_checkpoints
 from fairseq_plugins.cli.own_data import training as own_training
 from fairseq_plugins.cli.own_data.progress import Progress, counted, span
 from fairseq_plugins.cli.plot_loss import read_curve
@@ -21,14 +23,14 @@ from fairseq_plugins.conv_encoder import ConvEncoderModel
 from fairseq_plugins.convs2s import ConvS2SModel
 from fairseq_plugins.weighted_transformer import WeightedTransformerModel
 from tests.cli.test_own_data import TINY
-from tests.commands import run
+from tests.commands import load_checkpoint, run
 
 
 @pytest.fixture(autouse=True)
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run trainings in forked processes, so that fairseq is imported only once."""
 
-    def lines(command: str, *words: object, before: str) -> Iterator[str]:
+    def lines(command: str, *words: object, before: str = "") -> Iterator[str]:
         result = run(command, *words)
         yield from (result.stdout + result.stderr).splitlines(keepends=True)
 
@@ -105,6 +107,39 @@ def test_a_resumed_training_appends_to_its_log(data: Path, tmp_path: Path, capsy
     told_in_all = capsys.readouterr().err
     assert "nothing is left to train" in told_in_all
     assert "Training ended" not in told_in_all
+
+
+@pytest.mark.parametrize("is_better", [True, False])
+def test_the_average_of_the_last_epochs(
+    is_better: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The average replaces the best checkpoint only if its validation loss is lower."""
+    save, wishes = tmp_path / "save", [*shlex.split(TINY), "--max-epoch", "3", "--keep-last-epochs", "2"]
+    training = own_training.Training("convs2s_tiny", save, wishes, fp32=True)
+    validated, found = training.validated, []
+
+    def validate(checkpoint: Path, *more: Any) -> float:
+        found.append(validated(checkpoint, *more))
+        return found[-1] - (1000 if is_better and len(found) == 1 else 0)
+
+    monkeypatch.setattr(training, "validated", validate)
+    training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
+    models = [load_checkpoint(save / f"checkpoint{name}.pt")["model"] for name in ("_best", "2", "3")]
+    for name, value in models[0].items():
+        expected = (models[1][name] + models[2][name]) / 2 if is_better else models[2][name]
+        torch.testing.assert_close(value, expected.to(value.dtype))
+    assert found[1] == pytest.approx(min(point.validation for point in read_curve(save / "train.log")), abs=2e-3)
+    of_mean = found[0] - 1000 * is_better
+    told = f"Validation loss: {found[1]:g} in the best epoch, {of_mean:g} for the average of 2 epochs"
+    assert f"\n{told}{'; checkpoint_best.pt is the average' * is_better}.\n" in capsys.readouterr().err
+    assert not (save / "checkpoint_average.pt").exists()
+
+
+@pytest.mark.parametrize(("wishes", "left"), [("", 0), ("--keep-last-epochs 9", 3), ("--no-epoch-checkpoints", 0)])
+def test_checkpoints_of_epochs_that_are_left(wishes: str, left: int, data: Path, tmp_path: Path) -> None:
+    training = own_training.Training("convs2s_tiny", tmp_path, [*shlex.split(f"{TINY} --max-epoch 3 {wishes}")])
+    training.run(data, data.parent / "train.tgt", ["-s", "src", "-t", "tgt"])
+    assert len(numbered_checkpoints(tmp_path)) == left
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,8 @@ def _training(log: Path) -> Iterator[str]:
         yield f"- Parameters: {parameters[1]}"
     if validations := [record for record in records(text) if "valid_num_updates" in record]:
         yield f"- Training: {validations[-1]['valid_num_updates']} updates, {validations[-1]['epoch']} epochs"
+    if averages := re.findall(r"^(Validation .* for the average of .*)\.$", text, re.MULTILINE):
+        yield f"- {averages[-1]}"
     if commands := re.findall(r"^\$ fairseq-train (.*)$", text, re.MULTILINE):
         words = shlex.split(commands[-1])
         places = {0, *(at for at, word in enumerate(words) if word in PATHS)}  # local paths are left out

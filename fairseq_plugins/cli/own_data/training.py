@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import shlex
 import statistics
 import sys
@@ -14,7 +15,7 @@ from contextlib import closing, suppress
 from difflib import SequenceMatcher
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 from fairseq import checkpoint_utils, options, tasks, utils
@@ -25,7 +26,8 @@ from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
 from fairseq_plugins.cli.arguments import import_user_dir
-from fairseq_plugins.cli.own_data.folder import BEST, Base
+from fairseq_plugins.cli.average import numbered_checkpoints, write_mean
+from fairseq_plugins.cli.own_data.folder import BEST, METRICS, Base
 from fairseq_plugins.cli.own_data.parallel_text import read_text
 from fairseq_plugins.cli.own_data.progress import Progress, counted, span
 from fairseq_plugins.cli.plot_loss import LOG
@@ -39,6 +41,8 @@ from fairseq_plugins.cpu.packing import has_bfloat16
 LITTLE = 1_000_000  # target tokens of a text below which training needs more dropout
 LONGEST_WARMUP = 4000  # updates
 PATIENCE = 8  # training stops after this number of validations (one per epoch) without improvement
+AVERAGED = 5  # number of last epochs whose checkpoints are averaged (Vaswani et al. 2017, section 6.1)
+KEEP = "--keep-last-epochs"
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
 TRIED = 3  # number of batches that are timed to estimate an epoch's time, after one batch as warm-up
@@ -192,11 +196,47 @@ class Training:
             for line in lines:
                 log.write(line)
                 progress.see(line)
-        if not (self.save / BEST).exists():
-            raise ValueError(
-                f"--train: the training ended without {self.save / BEST}; use options that validate and save at least "
-                "once"
+            if not (self.save / BEST).exists():
+                raise ValueError(
+                    f"--train: the training ended without {self.save / BEST}; use options that validate and save at "
+                    "least once"
+                )
+            self.average(binary, chosen, log)
+
+    def average(self, binary: Path, chosen: dict[str, Any], log: TextIO) -> None:
+        """Average the checkpoints of the last epochs; replace the best checkpoint if the average validates better.
+
+        At the end of own-data's schedules, the learning rate is still so high that epochs differ in quality by chance.
+        Their average differs less.  The averaged checkpoints are removed, unless --train asks to keep them.
+        """
+        epochs, best = numbered_checkpoints(self.save), self.save / BEST
+        if len(last := epochs[-AVERAGED:]) > 1:
+            mean = self.save / "checkpoint_average.pt"
+            write_mean(last, mean)
+            of_mean, of_best = (self.validated(path, binary, chosen) for path in (mean, best))
+            metric = METRICS.get(chosen["best_checkpoint_metric"], chosen["best_checkpoint_metric"])
+            told = (
+                f"Validation {metric}: {of_best:g} in the best epoch, {of_mean:g} for the average of {len(last)} epochs"
             )
+            if of_mean > of_best if chosen["maximize_best_checkpoint_metric"] else of_mean < of_best:
+                mean.replace(best)
+                told += f"; {BEST} is the average"
+            mean.unlink(missing_ok=True)
+            log.write(f"{told}.\n")
+            print(f"\n{told}.", file=sys.stderr)
+        if not any(word.partition("=")[0] == KEEP for word in self.wishes):
+            for path in epochs:
+                path.unlink()
+
+    def validated(self, checkpoint: Path, binary: Path, chosen: dict[str, Any]) -> float:
+        """Return the validation metric of a checkpoint."""
+        part, batch = chosen["valid_subset"].split(",")[0], chosen["max_tokens_valid"] or chosen["max_tokens"]
+        words = [binary, *self.own[:2], "--task", chosen["task"], "--path", checkpoint, "--valid-subset", part]
+        words += ["--max-tokens", batch, *ALL_SENTENCES, *NO_LONG_ONES, *(["--cpu"] if chosen["cpu"] else [])]
+        words += ["--distributed-world-size", 1, "--log-format", "json"]
+        with closing(fairseq_lines("validate", *words)) as lines:
+            found = re.findall(rf'"{part}_{chosen["best_checkpoint_metric"]}": "([^"]+)"', "".join(lines))
+        return float(found[-1])
 
 
 def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
@@ -302,5 +342,5 @@ def training_settings(
     settings = f"--max-tokens {max_tokens} --dropout {dropout} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
     patience = PATIENCE + (warmup // epoch if translates and not adapts else 0)
-    settings += f" --patience {patience} --no-epoch-checkpoints"
+    settings += f" --patience {patience} {KEEP} {AVERAGED}"
     return f"{settings} --log-interval {min(max(epoch // 4, 1), 25)}"
