@@ -218,7 +218,7 @@ class ConvS2SModel(TranslationModel):
     def usual_epochs(cls, pairs: int, dropout: float) -> float:
         """Return the usual number of the best epoch, by a formula fitted to own-data's trainings.
 
-        On image captions, the best epochs for 2000, 5000 and 29 000 sentence pairs were 13, 20 and 53 with dropout 0.3,
+        On image captions, the best epochs for 2000, 5000 and 29 000 sentence pairs were 13, 20 and 52 with dropout 0.3,
         and 8, 10 and 17 with dropout 0.2.  On 37 000 pairs of documentation, the best epoch was 28 (dropout 0.2).
         """
         return 13 * (pairs / 2000) ** 0.52 * max(dropout / 0.3, 0) ** 1.8 if pairs < 100_000 else math.inf

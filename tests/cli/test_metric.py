@@ -136,6 +136,6 @@ def test_the_metric_chooses_options(tmp_path: Path) -> None:
             with pytest.raises(ValueError, match=f"--train: {wishes[0].partition('=')[0]} is not allowed"):
                 Training("convs2s_tiny", tmp_path, wishes, validation=options)
         training = Training("convs2s_tiny", tmp_path, [], validation=options)
-        for tokens, patience in ((3000, 8 + 100 // 3), (1_000_000, 8)):
+        for tokens, patience in ((3000, 6 + 100 // 3), (1_000_000, 6)):
             settings = training.settings(300, tokens)
             assert settings[settings.index("--patience") + 1] == str(patience)

@@ -52,17 +52,9 @@ def test_training_settings(model: type[TranslationModel], size: tuple[int, int],
 
 
 def test_the_duration_of_a_training_is_printed_if_it_is_known() -> None:
-    """With the patience of 8, estimates are within a third of measured epochs; some trainings have no estimate."""
-    of_captions = (
-        (2000, 0.3, 13),
-        (5000, 0.3, 20),
-        (29_000, 0.3, 53),
-        (2000, 0.2, 8),
-        (5000, 0.2, 10),
-        (29_000, 0.2, 17),
-    )
-    for pairs, dropout, best in (*of_captions, (37_000, 0.2, 28)):
-        assert ConvS2SModel.usual_epochs(pairs, dropout) + 8 == pytest.approx(best + 8, rel=1 / 3)
+    """With own-data's dropout, estimates are within a sixth of measured epochs."""
+    for pairs, dropout, best in ((2000, 0.3, 13), (5000, 0.3, 20), (29_000, 0.3, 52), (37_000, 0.2, 28)):
+        assert ConvS2SModel.usual_epochs(pairs, dropout) == pytest.approx(best, rel=1 / 6)
     for model, pairs in ((ConvEncoderModel, 2000), (ConvS2SModel, 200_000)):
         assert model.usual_epochs(pairs, 0.3) == float("inf")
 

@@ -40,7 +40,7 @@ from fairseq_plugins.cpu.packing import has_bfloat16
 
 LITTLE = 1_000_000  # target tokens of a text below which training needs more dropout
 LONGEST_WARMUP = 4000  # updates
-PATIENCE = 8  # training stops after this number of validations (one per epoch) without improvement
+PATIENCE = 6  # training stops after this number of validations (one per epoch) without improvement
 AVERAGED = 5  # number of last epochs whose checkpoints are averaged (Vaswani et al. 2017, section 6.1)
 KEEP = "--keep-last-epochs"
 SAVE_EVERY = 90  # seconds between checkpoints
