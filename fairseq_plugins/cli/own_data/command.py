@@ -4,7 +4,7 @@ own-data cleans the text, learns subwords, trains until the validation loss stop
 Run the same command again to resume a stopped training; add --translate to translate.  SOURCE and TARGET are
 line-aligned files, plain or gzipped (train.en, train.pt-BR.gz, .sgm, .xml), or folders of such files (en, zh).  A
 translation memory (.tmx), a gettext catalogue (.po) or a folder of such files has both languages, so omit TARGET.
-Training on 29 000 image captions takes half an hour to an hour on one CPU core.
+Training on 29 000 image captions takes about an hour on one CPU core.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections that wait, refuse new ones, and read and answer requests that were already sent."""
-        # When a socket is closed, the system resets the connections that were not accepted.  So the server first
+        # When a socket is closed, the system resets the connections that were not accepted.  The server therefore first
         # accepts connections until their number no longer grows.
         known: set[Any] | None = None
         for _ in range(10):
