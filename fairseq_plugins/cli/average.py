@@ -60,10 +60,11 @@ def last_checkpoints(folders: Sequence[Path], count: int, updates: bool) -> list
         raise ValueError(f"--last needs exactly one folder as INPUT, got {got}")
     found = numbered_checkpoints(folders[0], BY_UPDATES if updates else BY_EPOCH)
     if len(found) < count:
-        kind = "--save-interval-updates" if updates else "epochs"
+        kind, keep = "epochs", f"--keep-last-epochs {count}"
+        if updates:
+            kind, keep = "--save-interval-updates", f"--save-interval-updates 500 --keep-interval-updates {count}"
         raise ValueError(
-            f"--last {count}: {folders[0]} has {len(found)} checkpoints of {kind}; to keep more, call own-data with "
-            f"--train '--save-interval-updates 500 --keep-interval-updates {count}', then give OUT/ARCH with --updates"
+            f"--last {count}: {folders[0]} has {len(found)} checkpoints of {kind}; to keep more, train with {keep}"
         )
     return found[-count:]
 

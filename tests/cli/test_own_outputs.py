@@ -158,8 +158,12 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
         assert (edited.partition("\n## Commands\n")[0] in readme) == (name != "other")
         assert str(made.out) not in readme
     assert (tmp_path / "out" / "SHA256SUMS").read_text() == (tmp_path / "best" / "SHA256SUMS").read_text()
+
+
+def test_wrong_exports_of_a_folder(made: SimpleNamespace, tmp_path: Path) -> None:
+    best, data = made.model / "checkpoint_best.pt", made.out / "data-bin"
     for words, option in (
-        ([made.out, *options], "--data"),
+        ([made.out, "--data", data], "--data"),
         ([best, "--arch", "a"], "--arch"),
         ([made.out, "--arch", "a"], "--arch a"),
         ([made.out, "-s", "en"], "--source-lang"),
@@ -170,6 +174,9 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
         (tmp_path / "settings").write_text(text)
         with pytest.raises(SystemExit, match="/settings is damaged or not own-data's"):
             cli.main(["export", str(tmp_path), str(tmp_path / "no")])
+
+
+def test_the_preprocessing_of_a_folder_with_moses(tmp_path: Path) -> None:
     moses = Folder(tmp_path, ("en", "de"), "moses").preprocessing
     assert moses == {"bpe_codes": tmp_path / "code", "tokenizer": "moses", "sentencepiece_model": None}
 

@@ -77,7 +77,8 @@ class Training:
         self.model = model_of(arch, user_dir)
         self.save, self.log, self.adapts, self.fp32 = save, save / LOG, base is not None, fp32
         self.translates = bool(validation)
-        self.own = ["--user-dir", str(user_dir), "--arch", arch, "--save-dir", str(save)]
+        self.user_dir = ["--user-dir", str(user_dir)]
+        self.own = [*self.user_dir, "--arch", arch, "--save-dir", str(save)]
         self.own += [*ALL_SENTENCES, *NO_LONG_ONES]
         if base is not None:
             self.own += ["--finetune-from-model", str(base.checkpoint), *base.wishes]
@@ -231,7 +232,7 @@ class Training:
     def validated(self, checkpoint: Path, binary: Path, chosen: dict[str, Any]) -> float:
         """Return the validation metric of a checkpoint."""
         part, batch = chosen["valid_subset"].split(",")[0], chosen["max_tokens_valid"] or chosen["max_tokens"]
-        words = [binary, *self.own[:2], "--task", chosen["task"], "--path", checkpoint, "--valid-subset", part]
+        words = [binary, *self.user_dir, "--task", chosen["task"], "--path", checkpoint, "--valid-subset", part]
         words += ["--max-tokens", batch, *ALL_SENTENCES, *NO_LONG_ONES, *(["--cpu"] if chosen["cpu"] else [])]
         words += ["--distributed-world-size", 1, "--log-format", "json"]
         with closing(fairseq_lines("validate", *words)) as lines:
