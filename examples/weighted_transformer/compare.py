@@ -142,10 +142,11 @@ def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
     for cell, found in sorted(grid.items()):
         settings = f"`{cell.model}` | {cell.rate} | {cell.attention_dropout} | {cell.updates}"
         lines.append(f"| {settings} | {best_loss(found)[1]:.3f} |")
-    lines += [
-        "",
-        "| | seed | validation loss | at update | Transformer's best reached at | BLEU | chrF | weak |",
-    ]
+    lines.append("")
+    lines.append(
+        "| | seed | best validation loss | at update | update that reaches the Transformer's best loss | BLEU | chrF "
+        "| κ, α below 0.1/M |"
+    )
     lines.append("|---" * 8 + "|")
     goals = {cell.seed: best_loss(found)[1] for cell, found in final.items() if cell.model == "transformer"}
     for cell, found in sorted(final.items()):
