@@ -122,7 +122,7 @@ class StepwiseDecoding:
         """Compute one step at `position`; see `Decoding.step`."""
 
     def projected(self) -> Iterable[Any]:
-        """Return the objects of the state whose tensors have one entry per sentence.
+        """Return those objects in the state that hold tensors with one entry per sentence.
 
         Each object lists the names of these tensors in its attribute ``per_sentence``.
         """
@@ -305,7 +305,10 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether rows move only within their sentences, and sentences move only if a sentence is dropped."""
+        """Return whether each sentence's next rows continue current rows of only one sentence.
+
+        If no sentence is dropped, this current sentence must have the same index as the next sentence.
+        """
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)
         if order.numel() == self.left:

@@ -78,7 +78,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = Path(os.path.realpath(path))
-        # A resolved path that is a symbolic link belongs to a loop of links; opening ``path`` then raises an error.
+        # If ``path`` leads to a loop of symbolic links, ``target`` is still a link; opening ``path`` raises an error.
         if target.is_symlink() or (target.exists() and not target.is_file()):
             yield path
         else:

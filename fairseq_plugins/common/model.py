@@ -222,7 +222,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int, dropout: float) -> float:
-        """Return after how many epochs of own-data the validation loss is usually lowest; infinity if unknown."""
+        """Return the epoch in which the validation loss of own-data is usually lowest, or infinity if it is unknown."""
         return math.inf
 
     def make_generation_fast_(self, **kwargs: Any) -> None:

@@ -279,7 +279,7 @@ class StepProgram(Program):
         return name
 
     def reordered(self, state: str) -> str:
-        """Add the re-ordering of a state's rows to the order of this step, (R, width)."""
+        """Put the rows of a state into the row order of this step, (previous rows, width) -> (R, width)."""
         return self.Gather(state, self._order, axis=0)
 
     def keep(self, state: str, after: str) -> None:

@@ -21,7 +21,8 @@ from fairseq_plugins.cpu.packing import BatchWeights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
-# Names of the output layer in this plugin's decoders and fairseq's transformer, in fconv, and in lstm.
+# Names of the output layer.  This plugin's decoders and fairseq's transformer use the first name, fairseq's fconv uses
+# the second, and fairseq's lstm uses the third.
 _NAMES = ("output_projection", "fc3", "fc_out")
 
 _SOFTMAX_OF_MODELS = (BaseFairseqModel.get_normalized_probs, TransformerModelBase.get_normalized_probs)
@@ -102,8 +103,8 @@ def _selected(model: nn.Module, candidates: Tensor) -> tuple[str, Linear]:
     name = next((name for name in _NAMES if getattr(decoder, name, None) is not None), None)
     if name is None:
         raise ValueError(
-            f"--candidates: {type(decoder or model).__name__} has no linear output layer; use a model without adaptive "
-            "softmax and without an embedding as output layer"
+            f"--candidates: {type(decoder or model).__name__} has no linear output layer; use a model whose output "
+            "layer is neither an adaptive softmax nor an embedding"
         )
     try:
         return name, selected_rows(getattr(decoder, name), candidates)

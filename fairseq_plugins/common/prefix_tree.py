@@ -66,7 +66,7 @@ class PrefixTree:
         longest = max(map(len, paths))
         self.words, self.positions = torch.tensor(words, device=device), torch.tensor(positions, device=device)
         self.nodes = torch.tensor([path + [0] * (longest - len(path)) for path in paths], device=device)
-        # A root has no parent.  The index M stands for the missing parent: an additional entry that is its own parent.
+        # The parent of each root is a dummy prefix with index M.  The parent of the dummy prefix is the dummy itself.
         above = [self.size if parent < 0 else parent for parent in parents]
         self._parents = torch.tensor([*above, self.size], device=device)
         place, size = torch.arange(max(sizes), device=device), torch.tensor(sizes, device=device)

@@ -35,7 +35,10 @@ class Source:
         self.sqrt_lengths = lengths.to(self.keys.dtype).sqrt().view(-1, 1, 1)
 
     def __getitem__(self, part: int) -> Tensor:
-        """Return keys (0), values (1) or padding mask (2); fairseq's NaN detector indexes the outputs of modules."""
+        """Return keys (0), values (1) or padding mask (2).
+
+        fairseq's NaN detector needs this method, because the detector indexes the outputs of modules.
+        """
         return (self.keys, self.values, self.padding_mask)[part]
 
     def reorder(self, new_order: Tensor) -> Source:

@@ -203,7 +203,8 @@ class ConditionalInput:
     per batch.
 
     Attributes:
-        keys: z, followed by W_dᵀ z, so that one product with concatenated g and h gives the scores, (B, f + H, S).
+        keys: z, followed by W_dᵀ z, (B, f + H, S).  One product of the concatenated g and h with the keys gives the
+            scores without their bias.
         bias: bias of the scores, (B, 1, S).
         values: W_c v_j for each source position j, (B, S, 4H).
     """

@@ -20,13 +20,20 @@ PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
 
 
 def encode(program: SourceProgram, encoder: SourceEncoder, e: str) -> tuple[str, str]:
-    """Add the encoder's `encode`, and return keys and values, (B, S, f), for embeddings, (B, S, f)."""
+    """Add the operators of the encoder's method `encode` to the program.
+
+    Args:
+        e: embeddings, (B, S, f).
+
+    Returns:
+        Keys and values, (B, S, f).
+    """
     forms: dict[type, Any] = {ConvolutionalEncoder: _convolutional, PoolingEncoder: _pooling, LSTMEncoder: _lstm}
     return forms[type(encoder)](program, encoder, e)
 
 
 def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str) -> tuple[str, str]:
-    """Add `ConvolutionalEncoder.encode`; see `encode`."""
+    """Add the operators of `ConvolutionalEncoder.encode` to the program; return keys and values."""
     width = encoder.embedding.words.embedding_dim
 
     def mapped(x: str, module: Any) -> str:
@@ -54,7 +61,7 @@ def _convolutional(program: SourceProgram, encoder: ConvolutionalEncoder, e: str
 
 
 def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[str, str]:
-    """Add `PoolingEncoder.encode`; see `encode`."""
+    """Add the operators of `PoolingEncoder.encode` to the program; return keys and values."""
     columns = program.transposed(program.Mul(e, program.mask))
     half = encoder.width // 2
     z = program.AveragePool(columns, kernel_shape=[encoder.width], pads=[half, half], count_include_pad=1)
@@ -62,7 +69,7 @@ def _pooling(program: SourceProgram, encoder: PoolingEncoder, e: str) -> tuple[s
 
 
 def _lstm(program: SourceProgram, encoder: LSTMEncoder, e: str) -> tuple[str, str]:
-    """Add `LSTMEncoder.encode`; see `encode`."""
+    """Add the operators of `LSTMEncoder.encode` to the program; return keys and values."""
     tops = []
     first = program.Transpose(e, perm=[1, 0, 2])  # (S, B, f)
     stacks: Any = encoder.stacks
@@ -109,7 +116,14 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
 
 
 def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, list[str]]:
-    """Add one step; return features, (R, f), and attention, (B, k, S), for embeddings, (R, f)."""
+    """Add the operators of one step to the program.
+
+    Args:
+        g: embeddings, (R, f).
+
+    Returns:
+        Features, (R, f), and attention, (B, k, S).
+    """
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     keys, bias, values = program.sources

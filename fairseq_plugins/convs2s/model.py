@@ -216,7 +216,9 @@ class ConvS2SModel(TranslationModel):
 
     @classmethod
     def usual_epochs(cls, pairs: int, dropout: float) -> float:
-        """Return the usual number of the best epoch, by a formula fitted to own-data's trainings.
+        """Return the epoch in which the validation loss is usually lowest.
+
+        The formula for this epoch was fitted to trainings of own-data.
 
         On image captions, the best epochs for 2000, 5000 and 29 000 sentence pairs were 13, 20 and 52 with dropout 0.3,
         and 8, 10 and 17 with dropout 0.2.  On 37 000 pairs of documentation, the best epoch was 28 (dropout 0.2).

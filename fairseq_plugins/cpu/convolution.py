@@ -1,4 +1,7 @@
-"""Convolutions, computed as linear maps of windows, or in pairs of outputs, if this is faster than torch's convolution.
+"""Convolutions, computed by the fastest of three methods.
+
+The three methods are torch's convolution, a linear map of windows, and Winograd's method, which computes neighbouring
+outputs in pairs.
 
 Two neighbouring outputs of a convolution of width three, y_0 = x_0 w_0 + x_1 w_1 + x_2 w_2 and
 y_1 = x_1 w_0 + x_2 w_1 + x_3 w_2, need six products of an input and a weight.  Sums of inputs and sums of weights

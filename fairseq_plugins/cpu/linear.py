@@ -1,7 +1,7 @@
-"""Linear maps, computed by the faster of torch's two matrix libraries for CPUs, and block-diagonal products in place.
+"""Linear maps and block-diagonal products, computed fast on CPUs.
 
-torch contains two matrix libraries, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.  On some
-AMD processors, MKL has half the speed of oneDNN.
+torch contains two matrix libraries for CPUs, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.
+On some AMD processors, MKL has half the speed of oneDNN.  This module uses the faster library.
 
 K inputs, O outputs.
 """
@@ -68,7 +68,9 @@ def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Return whether to use oneDNN instead of MKL, which is half as fast on AMD CPUs of family 26 (Zen 5).
+    """Return whether to use oneDNN instead of MKL.
+
+    On AMD CPUs of family 26 (Zen 5), MKL has half the speed of oneDNN.
 
     The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
     libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
@@ -92,9 +94,9 @@ def _cpu_family() -> tuple[str, int] | None:
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
 
-    A batched product needs tensors of the shape (M, ...), for which x and y would be copied.  On a CPU, one product per
-    block therefore reads and writes the block's columns in place.  GPUs use the batched product.  `torch.export` also
-    uses the batched product, because it rejects in-place products.
+    The operands of a batched product have the shape (M, ...), so a batched product would have to copy x and y.  On a
+    CPU, this function therefore computes one product per block, which reads and writes the block's columns in place.
+    GPUs use the batched product.  `torch.export` also uses the batched product, because it rejects in-place products.
 
     Args:
         y: summands y_i side by side, (N, M·b), like the result; do not use y afterwards.

@@ -87,8 +87,8 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     """Return a function that multiplies int8 inputs by int8 weights and returns float32 outputs.
 
     Weights are rounded to 255 steps, with one step size per output.  Inputs are rounded to 256 steps, with one step
-    size for all rows.  An input row that is not finite would spoil the common step size, so such a row is
-    multiplied separately, in float32.
+    size for all rows.  If one row contained infinity or NaN, the step size would be useless for all rows.  Such a row
+    is therefore multiplied separately, in float32.
 
     A CPU without VNNI adds pairs of products in 16 bits.  Inputs then have only 128 steps, to avoid an overflow.
     """
@@ -178,8 +178,8 @@ class PackedWeightCache:
 
     fairseq writes to ``.data``, which changes weights without increasing their version counter.  The cache
     therefore identifies a weight by its product with a fixed random vector, and computes this product once per batch.
-    A changed weight is packed again, unless its product is bitwise equal to the previous product.  Entries that a batch
-    does not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
+    A weight is packed again if any bit of its product with the random vector has changed.  Entries that a batch does
+    not use are dropped.  If the CPU does not support the precision, the cache warns and uses float32.
     """
 
     def __init__(self, precision: str = "float32") -> None:
@@ -215,8 +215,8 @@ class BatchWeights:
         self.precision = precision
         self.entries: dict[object, object] = {}
         self._previous = previous
-        # The keys are ids of weights.  A value includes the weight itself, so that no other tensor can get the
-        # weight's id.
+        # The keys are ids of weights.  Each value keeps its weight alive, because Python could otherwise give the id of
+        # a deleted weight to another tensor.
         self._fingerprints: dict[int, tuple[Tensor, object]] = {}
 
     def packed(self, make: _Make[_Value], weight: Tensor, bias: Tensor | None) -> _Value:

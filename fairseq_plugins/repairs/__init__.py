@@ -1,10 +1,10 @@
 """Repairs of fairseq, torch and numpy; no other package of this plugin patches these libraries.
 
 Importing a module of this package registers its repairs, and `repair_fairseq` applies all registered repairs.  A
-repair is a function with the decorator `wrap`, or with `repair` if the function does not wrap another function.  No two
-repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether the installed
-fairseq has the bug, because `setup.py` requires exact versions of fairseq.  In a version without the bug, a repair
-changes nothing.
+repair is a decorated function: the decorator is ``@wrap`` if the function wraps another function, and ``@repair``
+otherwise.  No two repairs wrap the same function, so the order of the repairs does not matter.  No repair tests whether
+the installed fairseq has the bug, because `setup.py` requires exact versions of fairseq.  In a version without the bug,
+a repair changes nothing.
 
 `fairseq_plugins.repairs.refusals` contains the table of refused options.
 """

@@ -148,7 +148,7 @@ def contents(value: Any, place: str = "it") -> Iterator[tuple[str, Any]]:
         inner = vars(value).items()
     for key, part in inner:
         if isinstance(key, str | int):
-            # Paths are shortened, because each level of the recursion keeps a path.
+            # Limit the length of paths such as ``cfg.model.dropout``: the recursion stores one path per level.
             yield from contents(part, f"{place}.{str(key)[:100]}".removeprefix("it.")[-300:])
         else:
             yield from contents((key, part), place)

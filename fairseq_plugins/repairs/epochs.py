@@ -1,4 +1,4 @@
-"""Batches of an epoch, which must not depend on resumes, the number of processes, or ``--update-freq``."""
+"""Repairs that make an epoch's batches independent of resuming, the number of processes, and ``--update-freq``."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) ->
 def resume_with_other_processes(save: Any, self: EpochBatchIterator) -> dict[str, Any]:
     """Save how many batches all processes together have trained; a resumed training skips these batches.
 
-    fairseq saves the number of batches of one process.  If two processes resume a training of one process, they
-    skip half an epoch or crash.  With another ``--max-tokens``, the number of batches in an epoch changes, so fairseq
-    skips too many or too few batches, or crashes.
+    fairseq saves the number of batches of one process.  If a training in one process is resumed in two processes,
+    the training skips half an epoch or crashes.  With another ``--max-tokens``, the number of batches in an epoch
+    changes, so fairseq skips too many or too few batches, or crashes.
     """
     state: dict[str, Any] = save(self)
     if type(self) is EpochBatchIterator and (rows := state["iterations_in_epoch"]):

@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Range, flag, literal
 
-# The first of these options that a parser defines shows which command the parser belongs to.
+# To find the command of a parser, these options are tried in this order, until the parser defines one of them.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
@@ -104,7 +104,10 @@ DEFAULTS = {option: registry["default"] for option, registry in REGISTRIES.items
 
 
 class GivenOptions:
-    """The options of a command line, a task or a whole configuration as attributes, which are None if missing."""
+    """Options as attributes; a missing option is None.
+
+    The options come from a command line, from a task, or from a whole configuration.
+    """
 
     def __init__(self, *parts: Any) -> None:
         self.values: dict[str, Any] = {}
@@ -132,8 +135,8 @@ class Refusal(NamedTuple):
     Attributes:
         commands: commands and functions to which the row applies.
         found: a function that returns the fault in the options, or a false value if there is none.
-        sentence: the error message, a format string for the options ``o``, the fault ``found`` and the name of the
-            ``command``, in the form ``--option: problem, got value; fix``.
+        sentence: the error message in the form ``--option: problem, got value; fix``.  The message is a format string
+            with three variables: ``o`` (the options), ``found`` (the fault) and ``command`` (the name of the command).
     """
 
     commands: tuple[str, ...]
@@ -158,7 +161,7 @@ def unread() -> Iterator[Refusal]:
 def other_in_validation(option: str, o: GivenOptions) -> bool:
     """Return whether the variant of ``option`` for validation (``--batch-size-valid``) differs from ``option``.
 
-    fairseq's parser sets a missing value for validation to the value of ``option``.
+    If the variant is missing on the command line, fairseq's parser sets the variant to the value of ``option``.
     """
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 

@@ -127,7 +127,7 @@ def unpacked(archive: Path) -> Path:
         try:
             unpack(archive, Path(workplace, "archive")).rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another process has created the folder
+            if not folder.is_dir():  # if the folder exists now, another process has created it
                 raise
     return folder
 

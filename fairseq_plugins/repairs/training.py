@@ -90,7 +90,7 @@ def join_processes_under_hydra(add: Any, cfg: Any) -> None:
 
 @wrap(distributed_utils, "call_main")
 def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
-    """Without GPUs, too, start the processes of ``--distributed-world-size``, and connect the processes by gloo.
+    """Start the processes of ``--distributed-world-size`` on CPUs if no GPU is used, and connect them by gloo.
 
     fairseq starts processes only on GPUs.
     """
@@ -218,8 +218,8 @@ def smooth_in_one_pass(
 ) -> Any:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
-    For fairseq's copies, the system must clear new memory at each update.  The formula is unchanged, and results
-    differ from fairseq's only by rounding.
+    At each update, fairseq allocates new memory for its copies, which the operating system first fills with zeros.  The
+    formula is unchanged, and results differ from fairseq's only by rounding.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)

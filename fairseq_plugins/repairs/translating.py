@@ -193,7 +193,10 @@ def leave_blank_lines_blank(
 
 
 def is_blank(words: list[str]) -> bool:
-    """Return whether a source has no words; sentencepiece's pieces and byte tokens of white space are not words."""
+    """Return whether a source has no words.
+
+    White space is not a word, whether sentencepiece encodes it as pieces (U+2581) or as byte tokens (``<0x0A>``).
+    """
     text = bytearray()
     for word in words:
         if byte := re.fullmatch("<0x([0-9A-F]{2})>", word):

@@ -3,9 +3,9 @@
 B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
 individual penalties.
 
-A step preserves the shapes of all tensors.  A step extends k hypotheses per sentence by a word, ends other hypotheses,
-and stores a back-pointer to the previous row for each of these hypotheses.  After the last step, the search follows the
-back-pointers to collect the words.
+A step preserves the shapes of all tensors.  A step extends k hypotheses per sentence by a word, and ends other
+hypotheses.  For each extended and each ended hypothesis, the step stores a back-pointer to the hypothesis's previous
+row.  After the last step, the search follows the back-pointers to collect the words.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ class BeamState:
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # For each step: words and previous rows of k extended hypotheses, previous rows of k possibly ended hypotheses.
+        # For each step: words and previous rows of k extended hypotheses, then previous rows of up to k ended ones.
         self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
-        # For each step: scores of the k extended and the k possibly ended hypotheses (minus infinity if not ended).
+        # For each step: scores of the k extended hypotheses, then scores of up to k ended hypotheses.  Minus infinity
+        # marks a place without an ended hypothesis.
         self.scores = torch.full((steps, sentences, 2 * beam), -torch.inf, dtype=torch.float32, device=device)
         self.attention: Tensor | None = None
         if isinstance(decoding, StepwiseDecoding) and self.fixed and decoding.decoder.wants_attention:
@@ -58,7 +59,7 @@ class BeamState:
     def prepare_and_step(self, step: Callable[[BeamState], None] | None = None) -> None:
         """Allocate memory for a step, and run ``step``, which may be compiled; by default, run `BeamState.step`.
 
-        Captured searches call their compiled step directly, because they reuse the memory of an earlier batch.
+        A search captured as CUDA graphs does not call this method, because it reuses the memory of an earlier batch.
         """
         self.decoding.make_room()
         (step or BeamState.step)(self)

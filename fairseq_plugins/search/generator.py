@@ -202,8 +202,8 @@ class FastBeamSearch(SequenceGenerator):
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
         """Return the last step of each sentence, in which its hypotheses are forced to end, (B,).
 
-        As in fairseq, this is the last step of the search, the same for all sentences.  Subclasses may return earlier
-        steps.
+        As in fairseq, this is the last step of the search, the same for all sentences.  A subclass may force the
+        hypotheses of a sentence to end in an earlier step.
         """
         return torch.full((len(source),), longest, device=source.device)
 
@@ -328,7 +328,10 @@ def copy_to_host_async(numbers: Tensor) -> Callable[[], list[Any]]:
 
 
 def _fill_gaps(stay: list[int], device: torch.device) -> Tensor:
-    """Return the indices of the remaining sentences; the last of them fill the gaps of finished sentences."""
+    """Return the indices of the n remaining sentences, in an order that moves as few sentences as possible.
+
+    Remaining sentences with an index below n stay where they are.  The others replace finished sentences.
+    """
     kept, last = set(stay), reversed(stay)
     places = torch.tensor([place if place in kept else next(last) for place in range(len(stay))])
     return (places if device.type == "cpu" else places.pin_memory()).to(device, non_blocking=True)

@@ -177,8 +177,8 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    The attributes of an object are searched if the module of its class is in one of ``packages``, or in the package
-    that defines the decoder's state.
+    The attributes of an object are searched if the object's class is defined in one of ``packages``.  For the parts of
+    a decoder's state, the package that defines the state is added to ``packages``.
     """
     match part:
         case Tensor():

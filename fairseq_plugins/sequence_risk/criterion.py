@@ -78,7 +78,8 @@ class SequenceRisk(FairseqCriterion):
         self.bpe_symbol = bpe_symbol(words)
         # Unknown words of references and of hypotheses are replaced by different words, so that they never match.
         # For ROUGE, which ignores characters other than letters and digits, the replacement consists of letters.  For
-        # BLEU and chrF, it is 8 private-use characters, because chrF counts characters and words have about 8.
+        # BLEU and chrF, the replacement consists of 8 private-use characters, because chrF compares characters, and
+        # a word has about 8 characters.
         self.unknown_words = (
             ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
         )

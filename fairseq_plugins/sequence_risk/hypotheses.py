@@ -49,7 +49,7 @@ class HypothesisGenerator:
         """
         samples = self.sampling and model.training
         with _evaluating(model):
-            # Build a generator for each batch: an attribute would register the model as a submodule of the criterion.
+            # Build a generator for each batch, because the model is an argument and its mode determines the search.
             generator = _Search(
                 [model],
                 self.task.target_dictionary,

@@ -187,7 +187,8 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     uses the same loss.  This loss is smaller than a loss over the whole vocabulary, so do not compare the two losses.
 
     The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
-    is the percentage of target words, including ends of sentences, that would be candidates without the references.
+    is the percentage of target words, including ends of sentences, that are candidates before the words of the
+    references are added.
     """
 
     @classmethod

@@ -230,7 +230,8 @@ class SimplexVector(nn.Module):
         """Refuse branch weights, (M,), of a checkpoint that was trained with another ``--branch-constraint``."""
         if self.softmax and _lies_on_simplex(weight):
             raise ValueError("--branch-constraint softmax: the checkpoint was trained with simplex; give simplex")
-        if not self.softmax and weight.sum() <= 0:  # initial logits are negative, as logarithms of numbers below 1
+        # Logits are initialised to logarithms of numbers below 1, which are negative.
+        if not self.softmax and weight.sum() <= 0:
             raise ValueError("--branch-constraint simplex: the checkpoint was trained with softmax; give softmax")
 
 

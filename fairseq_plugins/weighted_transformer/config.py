@@ -133,5 +133,5 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
     branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
     encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
-    # The number of layers of a Transformer, or the list of layers of a convolutional model, which the schedule refuses.
+    # A Transformer has a number here.  A convolutional model has a list of layers; the schedule refuses such a model.
     encoder_layers: Optional[str] = II("model.encoder_layers")

@@ -65,7 +65,8 @@ class DecoderLayer(nn.Module):
         Self-attention is causal, unless ``seen``, the bias of its scores, is given.
 
         Returns:
-            Output of the layer, and the input of attention to the source, from which attention weights can be computed.
+            Two tensors: the output of the layer, and the input of source attention.  The weights of source attention
+            can be computed from the second tensor.
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))

@@ -154,9 +154,9 @@ class WeightedTransformerModel(TranslationModel):
     def train(self, mode: bool = True) -> WeightedTransformerModel:
         """Set training or evaluation mode; some calls first check that κ and α are on the simplex.
 
-        The check needs a synchronisation with the device, so not every call checks.  The model checks before it leaves
-        training mode, that is before validation and translation.  To detect a wrong optimizer early, the model also
-        checks at calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
+        The check needs a synchronisation with the device, so not every call checks.  The check runs before the model
+        leaves training mode, that is before validation and translation.  To detect a wrong optimizer early, the check
+        also runs at calls 1, 2, 4, 8 and so on; fairseq's trainer calls this method at least twice per update.
         """
         self._calls += mode
         if self.training and not (mode and self._calls & (self._calls - 1)):

@@ -20,9 +20,13 @@ PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
-    """Add `WeightedTransformerEncoder.encode`, and return keys and values for embeddings, (B, S, d).
+    """Add the operators of `WeightedTransformerEncoder.encode` to the program.
 
-    Keys and values are the same tensor, (B, S, d).
+    Args:
+        e: embeddings, (B, S, d).
+
+    Returns:
+        Keys and values, which are the same tensor, (B, S, d).
     """
     dim = encoder.embedding.words.embedding_dim
     x, bias = program.flat(e, dim), program.Unsqueeze(program.bias, [1])
@@ -57,7 +61,14 @@ def set_up(
 
 
 def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, list[str]]:
-    """Add one step; return features, (R, d), and the last layer's attention, (B, k, S), for embeddings, (R, d)."""
+    """Add the operators of one step to the program.
+
+    Args:
+        x: embeddings, (R, d).
+
+    Returns:
+        Features, (R, d), and a list that contains only the attention of the last layer, (B, k, S).
+    """
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers
@@ -80,7 +91,11 @@ def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> t
 
 
 def _keys_values(program: SourceProgram, attention: Any, x: str) -> tuple[str, str]:
-    """Add the projection of a source, (N, d), to keys as columns, (B, h, v, S), and values, (B, h, S, v)."""
+    """Add the linear maps that compute keys and values from a source, (N, d).
+
+    Returns:
+        Keys as columns, (B, h, v, S), and values, (B, h, S, v).
+    """
     heads, dim = attention.heads, attention.key_value.in_features
     k, v = program.chunks(program.linear(x, attention.key_value.weight, attention.key_value.bias), 2, axis=1)
     return program.heads(k, heads, dim // heads, columns=True), program.heads(v, heads, dim // heads)
