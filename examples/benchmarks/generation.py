@@ -174,12 +174,12 @@ def main() -> None:
     print(describe_sizes(args))
     print(f"{args.sentences} sentences, beam {args.beam}, {args.steps} steps, source of {args.source_length} tokens")
     print(f"{machine(args)}; a float32 product of the decoder runs at {rate / 1e9:.0f} GFLOPS\n")
-    print("| | seconds | products alone | times as fast as fconv, as shipped | hypotheses equal | score differs |")
+    print("| | seconds | products alone | speed (fconv as shipped = 1) | hypotheses equal | score differs |")
     print("|---|---|---|---|---|---|")
     rows, wrong = [], []
     for name in runs:
         faster = ratio(seconds["fconv, as shipped"], seconds[name])
-        row = {"contestant": name, "seconds": seconds[name], "times as fast as fconv, as shipped": faster}
+        row = {"contestant": name, "seconds": seconds[name], "speed (fconv as shipped = 1)": faster}
         alone, check = "", "|"
         if "CTranslate2" not in name:
             reference = CONVS2S if "conv" in name else WEIGHTED if name.startswith(WEIGHTED) else "transformer"

@@ -60,7 +60,7 @@ class Corpus:
         return self.source, self.target
 
     def parts(self) -> dict[str, Texts]:
-        """Return the texts of all parts that have files, by fairseq's name of the part, such as ``valid``."""
+        """Return the texts of each part that has files; the keys are fairseq's names, such as ``valid``."""
         tests = {f"test{number or ''}": texts for number, texts in enumerate(self.tests)}
         return {"train": self.train, **({"valid": self.valid} if self.valid else {}), **tests}
 

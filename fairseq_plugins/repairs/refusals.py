@@ -196,7 +196,7 @@ def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
 
 
 def ranges() -> Iterator[Refusal]:
-    """Yield rows that refuse search options outside their ranges, and batch sizes below 1."""
+    """Yield one refusal for each search option whose value has a range, and for each batch size."""
     for commands, table in WHOLE.items():
         for option, allowed in table.items():
             sentence = f"{flag(option)} must be a whole number of at least {allowed.least}, got {{o.{option}!r}}"
