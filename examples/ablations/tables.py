@@ -14,7 +14,12 @@ Cell = dict[str, dict[str, Any]]
 
 
 class Family(NamedTuple):
-    """The cells of a family by name, and the names of the cells in each table."""
+    """The ablation experiments of one model family.
+
+    Attributes:
+        cells: the changed options of each cell (a model to train), by the cell's name.
+        tables: the names of the cells in each table, by the table's title.
+    """
 
     cells: dict[str, Cell]
     tables: dict[str, list[str]]
@@ -29,7 +34,7 @@ def layers(kernel: int, number: int) -> str:
 
 
 def attend(*numbers: int) -> Cell:
-    """Return a cell with attention in some of the five decoder layers, which are numbered from 1."""
+    """Return the options of a model with attention only in the given decoder layers, which are numbered from 1 to 5."""
     return model(decoder_attention=str([number in numbers for number in range(1, 6)]))
 
 
@@ -76,7 +81,7 @@ CONVS2S = Family(
 
 
 def transformer(number: int = 2, heads: int = 8) -> Cell:
-    """Return a cell of fairseq's Transformer, with the Weighted Transformer's sizes and learning rates."""
+    """Return the options of fairseq's Transformer with the Weighted Transformer's sizes and learning rates."""
     side = {"embed_dim": "W", "ffn_embed_dim": "4W", "layers": number, "attention_heads": heads}
     return {
         "model": {"_name": "transformer", "share_all_embeddings": True, "encoder": side, "decoder": side},

@@ -1,8 +1,8 @@
-"""Translate with CTranslate2, in a separate process of generation.py.
+"""Translate with CTranslate2, in a process that generation.py starts.
 
-The process is separate because CTranslate2's OpenMP would slow torch down.  ``ctranslate2_turns.py MODEL TEXT BEAM
-STEPS THREADS`` reads precisions from the standard input, one per line.  For each precision, the script translates the
-text as one batch, and then prints the precision.
+CTranslate2 has its own process because CTranslate2's OpenMP would slow torch down in generation.py's process.
+``ctranslate2_turns.py MODEL TEXT BEAM STEPS THREADS`` reads precisions from the standard input, one per line.  For each
+precision, the script translates the text as one batch, and then prints the precision.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield three names for each ratio: the run that measures the ratio, the other contestant, and our contestant."""
+    """Yield three names for each ratio of speeds: the run's, the other contestant's, and our contestant's name."""
     for run in ("16 sentences", "one sentence"):
         for precision in ("float32", "bfloat16", "int8"):
             yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"

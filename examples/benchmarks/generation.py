@@ -81,7 +81,10 @@ def cache_linearized_weights(model: FConvModel) -> None:
 def ctranslate2_runs(
     model: BaseFairseqModel, options: Namespace, dictionary: Dictionary, source: torch.Tensor, args: Namespace
 ) -> Iterator[dict[str, Callable[[], None]]]:
-    """Yield a function for each precision that translates with CTranslate2, or none on a GPU or without ctranslate2."""
+    """Yield functions that translate with CTranslate2, one for each precision.
+
+    Yield no functions on a GPU, or if ctranslate2 is not installed.
+    """
     if args.device != "cpu" or not find_spec("ctranslate2"):
         yield {}
         return

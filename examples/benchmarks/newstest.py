@@ -107,7 +107,10 @@ class Translation:
     score: float
 
     def ties(self, other: Translation) -> bool:
-        """Return whether the mean log-probabilities, or those of the first words that differ, are nearly equal."""
+        """Return whether two translations have nearly equal log-probabilities.
+
+        The mean log-probabilities, or the log-probabilities of the first word that differs, must be nearly equal.
+        """
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
             return False
@@ -176,7 +179,8 @@ def save(name: str, architecture: str, dictionary: Dictionary, folder: Path, **s
         parameters["decoder.fc3.weight_g"] *= 10
     for output in ("decoder.fc3.weight_g", "decoder.output_projection.weight"):
         if output in parameters:
-            # The largest logits are above zero, so rows of zeros keep the start and end tokens from being predicted.
+            # The start and end tokens are never predicted: their rows of zeros in the output layer give logits of zero,
+            # and the largest logits are above zero.
             parameters[output][[dictionary.bos(), dictionary.eos()]] = 0
     settings = {**vars(options), "task": "translation", "data": "", "source_lang": "en", "target_lang": "de"}
     history = [{"num_updates": 1, "optimizer_name": "adam", "lr_scheduler_state": {}, "criterion_name": "x"}]

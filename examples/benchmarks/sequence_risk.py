@@ -120,7 +120,8 @@ def main() -> None:
             passed = seconds(partial(form, sample), model)
             total[name] += passed * (number > 0)  # the first batch is a warm-up
     for name, passed in total.items():
-        print(f"{name:14} {passed / args.batches:7.3f} s, {passed / total['cross-entropy']:.2f} of cross-entropy's")
+        relative = passed / total["cross-entropy"]
+        print(f"{name:14} {passed / args.batches:7.3f} s, {relative:.2f} times as long as cross-entropy")
 
 
 if __name__ == "__main__":

@@ -40,12 +40,13 @@ OPTIONS = (
     ("length", 1024, "steps"),
     JSON,
 )
-LAST = 16  # the table has the median time of this many steps, up to the step in the heading
+LAST = 16  # steps in the median of each column; for example, column 64 has the median of steps 49 to 64
 
 
 def make_models(args: Namespace, dictionary: Dictionary) -> dict[str, BaseFairseqModel]:
     """Build all contestants, and return them by name."""
-    longest = {"max_target_positions": args.length + 2}  # fconv's outputs must be two tokens shorter than this option
+    # fconv's longest output is two tokens shorter than max_target_positions.
+    longest = {"max_target_positions": args.length + 2}
     layers = f"[(512, 3)] * {args.layers}"
     sizes = {"encoder_layers": layers, "decoder_layers": layers, **longest}
     models = dict(zip(("fconv", "convs2s"), fconv_and_convs2s("fconv_wmt_en_ro", dictionary, **sizes), strict=True))

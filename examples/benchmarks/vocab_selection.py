@@ -65,7 +65,8 @@ class Bench:
         table = torch.randint(self.target.nspecial, args.vocabulary, (len(self.source), args.candidates_per_word))
         self.candidates = Candidates(table.int(), always)
         self.everything = Candidates(table.int(), torch.ones_like(always))
-        # The sentences have about the median length, as in a batch of sentences sorted by length.
+        # fairseq sorts sentences by length, so the sentences of a batch have similar lengths.  In this benchmark, all
+        # sentences have about the median length of the text.
         middle = sorted(sentences, key=len)[len(sentences) // 2 :]
         wanted = args.sentences * args.batches
         self.batches = [self.encode(middle[i : i + args.sentences]) for i in range(0, wanted, args.sentences)]
@@ -174,7 +175,8 @@ def main() -> None:
     )
     print(f"{args.beam}, {statistics.mean(sizes[:-1]):.0f} candidates a batch")
     print(
-        f"training: an update with {bench.training['ntokens']} words, {sizes[-1]} candidates without the references\n"
+        f"training: an update with {bench.training['ntokens']} words, and {sizes[-1]} candidates before "
+        "the words of the references are added\n"
     )
     print(f"{'':12}{'full, s':>10}{'selected, s':>13}{'faster':>9}{'full, GB':>11}{'selected, GB':>14}   check")
     for work in ("generation", "training"):

@@ -122,7 +122,7 @@ def prepare(corpus: Corpus, out: Path, orig: Path, *, words: bool = False, worke
 def matches_record(record: Path, settings: str, found: dict[str, str]) -> bool:
     """Return whether a folder's record has these settings and fingerprints.
 
-    Earlier versions recorded fewer fingerprints; a text without a recorded fingerprint counts as equal.
+    Earlier versions recorded fewer fingerprints.  A text without a recorded fingerprint counts as unchanged.
     """
     text = record.read_text(encoding="utf-8")
     known = json.loads(text.removeprefix(settings) or "{}") if text.startswith(settings) else None

@@ -39,7 +39,7 @@ class File:
     checksum: str | None = None
 
     def place(self, orig: Path = Path()) -> Path:
-        """Return the path of the existing file, with or without the suffix ``.gz``."""
+        """Return the file's path, or the path with ``.gz`` added or removed if only that path exists."""
         own = orig / self.path
         other = own.with_suffix("") if own.suffix == ".gz" else own.with_name(f"{own.name}.gz")
         return other if other.is_file() and not own.exists() else own
@@ -136,7 +136,8 @@ def _fetch(url: str, partial: Path) -> int | None:
     except HTTPError as error:
         if error.code != HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE or not have:
             raise
-        # The server's file is not longer than the partial file, which may be the start of another file: start again.
+        # The server has no bytes after the end of the partial file.  The partial file may be the start of another file,
+        # so the download starts again.
         os.truncate(partial, 0)
         return _fetch(url, partial)
     with answer as response:
@@ -186,8 +187,8 @@ def unpack(archive: Path, folder: Path, paths: Iterable[str]) -> None:
 def fingerprints(files: Iterable[File], orig: Path) -> dict[str, str]:
     """Return fingerprints of the existing texts, by path; a gzipped file has the same fingerprint as the plain file.
 
-    A file without a published checksum has its SHA-256 sum as fingerprint.  Files with a published checksum are many
-    and large, so their fingerprint is only their size.
+    The fingerprint of a file without a published checksum is its SHA-256 sum.  The fingerprint of a file with a
+    published checksum is only its size: these files are many and large, so computing SHA-256 sums would take long.
     """
     found = {}
     for file in dict.fromkeys(files):

@@ -167,7 +167,8 @@ def measure(rng: random.Random) -> Pair:
 
 
 def country(rng: random.Random) -> Pair:
-    # Each frame is a label before a list, because some country names need an article in a German sentence.
+    # The country names follow a label such as "Länder:", because within a German sentence some of the names would need
+    # an article.
     frames = [("Countries: {}.", "Länder: {}."), ("Please choose: {}.", "Bitte wählen Sie: {}.")]
     return fill(rng, frames, listing(COUNTRY_NAMES, rng.randint(2, 3), rng))
 
