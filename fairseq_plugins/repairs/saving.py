@@ -109,7 +109,7 @@ def save_checkpoints_whole(save: Any, obj: Any, filename: Any, async_write: bool
 
 @wrap(PathManager, "copy")
 def copy_checkpoints_whole(copy: Any, src_path: str, dst_path: str, overwrite: bool = False) -> Any:
-    """Copy a checkpoint to a temporary file, then rename this file; a killed fairseq leaves a partial checkpoint."""
+    """Copy a checkpoint through a temporary file; fairseq copies directly, and leaves a partial file if killed."""
     if not overwrite or not PathManager.supports_rename(dst_path):
         return copy(src_path, dst_path, overwrite)
     with replacing_checkpoint(dst_path) as unfinished:

@@ -90,10 +90,7 @@ def join_processes_under_hydra(add: Any, cfg: Any) -> None:
 
 @wrap(distributed_utils, "call_main")
 def train_on_cpus(call: Any, cfg: Any, main: Callable[..., None], **kwargs: Any) -> None:
-    """Without GPUs, too, start the processes of ``--distributed-world-size``, and connect the processes by gloo.
-
-    fairseq starts processes only on GPUs.
-    """
+    """On CPUs, start ``--distributed-world-size`` processes that use gloo; fairseq starts processes only on GPUs."""
     training, torchrun = cfg.distributed_training, processes_of_torchrun() > 1
     has_gpus = cfg.common.tpu or (torch.cuda.is_available() and not cfg.common.cpu)
     if has_gpus or (training.distributed_world_size == 1 and not torchrun):
