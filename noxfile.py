@@ -7,7 +7,7 @@ import nox
 
 
 def starts(interpreter: str) -> bool:
-    """Return whether an interpreter starts; pyenv has commands for versions that it refuses to start, too."""
+    """Return whether an interpreter starts; pyenv's commands exist even for versions that pyenv refuses to start."""
     found = shutil.which(interpreter)
     return found is not None and not subprocess.run([found, "--version"], capture_output=True, check=False).returncode
 

@@ -1,8 +1,8 @@
-"""The pages as a site, ``make site``: Sphinx reads them where they lie, from the repository's root.
+"""Configure the site of the pages (``make site``). Sphinx reads the pages in place, from the repository's root.
 
-Links work as on GitHub: between pages as they are, those to other files fetch them. Links to folders and logs become
-text.
-Another page needs a place in `NAVIGATION`; without one the build fails, as it does where a link is broken.
+A link to a page opens the page, a link to another file of the repository downloads the file, and a link to a folder or
+a log becomes text. Each new page must be added to `NAVIGATION`: the build fails if `NAVIGATION` lacks a page, or if a
+link is broken.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ NAVIGATION = {
 
 
 def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
-    """Behind the front page, where its readers on GitHub do not see it."""
+    """Append `NAVIGATION` to the site's front page; README.md, which GitHub shows, does not contain `NAVIGATION`."""
     if page == root_doc:
         for caption, pages in NAVIGATION.items():
             lines = ["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages.split(), "```"]
@@ -57,7 +57,7 @@ def unlink_files_outside_the_site(app: Sphinx, page: nodes.document) -> None:
 
 
 def add_index(app: Sphinx, error: Exception | None) -> None:
-    """Where a browser looks first."""
+    """Write ``index.html``, which redirects browsers to ``README.html``."""
     (Path(app.outdir) / "index.html").write_text('<meta http-equiv="refresh" content="0; url=README.html">\n')
 
 

@@ -119,7 +119,7 @@ def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
     if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
         try:
             return segmenter(beside)(sentence)
-        except ValueError as error:  # the file named code may be unrelated to the model
+        except ValueError as error:  # the file `code` may be unrelated to the model
             print(f"warning: {error}; the sentence is not split into subwords, give --bpe-codes", file=sys.stderr)
     return sentence
 

@@ -108,7 +108,7 @@ def records(text: str) -> list[dict[str, Any]]:
 def read_curve(log: Path) -> list[Point]:
     """Return the validations in a log; if a resumed training repeats a validation, the later result counts.
 
-    With ``--log-file``, fairseq repeats each line once per epoch; repeated lines count once.
+    With ``--log-file``, fairseq writes each line of a run's n-th epoch n times; repeated lines count once.
     """
     training: dict[int, float] = {}  # losses, by number of updates
     curve: dict[int, Point] = {}
@@ -160,7 +160,7 @@ def draw(runs: Mapping[str, Sequence[Sequence[Point]]], output: Path) -> None:
         label = label.lstrip("_").replace("$", r"\$")
         common = sorted(set.intersection(*({point.updates for point in curve} for curve in curves)))
         if not common:
-            raise ValueError(f"{name}: no update has a validation in every log; give logs of one setting")
+            raise ValueError(f"{name}: the logs validate after different numbers of updates; give logs of one setting")
         by_update = [[point for curve in curves for point in curve if point.updates == updates] for updates in common]
         for kind, more in (("validation", {"label": label}), ("training", {"alpha": 0.4, "linewidth": 1})):
             values = [[getattr(point, kind) for point in points] for points in by_update]

@@ -56,8 +56,8 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--tokenize",
         choices=TOKENIZERS,
-        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: 13a; with own-data's "
-        "folder, the tokenizer of its language; for tokenised references in GENERATED, the tokenizer none)",
+        help="sacreBLEU's tokenizer; use zh or char for text without spaces (default: for own-data's "
+        "folder, the tokenizer of its language; for tokenised references in GENERATED, 'none'; otherwise '13a')",
     )
     parser.add_argument(
         "--alphas",

@@ -86,7 +86,7 @@ def sums_overflow() -> bool:
     options.intra_op_num_threads = 1
     product = ort.InferenceSession(PRODUCT, options, providers=["CPUExecutionProvider"])
     a, b = np.full((8, 64), 255, np.uint8), np.full((64, 64), 127, np.int8)
-    # onnxruntime multiplies a single row by another kernel, so test eight rows and a single row.
+    # onnxruntime has a separate kernel for products of a single row, so test eight rows and a single row.
     sums = [product.run(None, {"a": rows, "b": b})[0] for rows in (a, a[:1])]
     return any((each != 64 * 255 * 127).any() for each in sums)
 
@@ -124,9 +124,10 @@ class Decoding:
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """Decode one word per row, (B, k); ``order`` is the index of the previous row that each row continues.  Return
-        scores and words, (R, n), where the unknown word and the end are last, and the position of the source word with
-        the largest attention, (R,)."""
+        """Decode one word per row.  ``tokens``, (B, k), has the last word of each row; ``order``, (B, k), has the index
+        of the row of the previous step that each row continues.  Return the scores of possible next words, (R, n),
+        these words, (R, n), and for each row the position of the source word with the largest attention, (R,).  The
+        last two of the n words are the unknown word and the end of the sentence."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules}
         if self.past:
             given["past"] = self.look_back(order)
@@ -192,8 +193,8 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         rules = [o.word_penalty, o.word_penalty - o.unkpen, 0 if step >= o.min_len else -np.inf]
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
-        # Select the 2k best continuations of each sentence.  An end among the first k finishes a hypothesis.
-        # The first k continuations that do not end are extended in the next step.
+        # Select the 2k best continuations of each sentence.  An end-of-sentence token among the k best
+        # continuations finishes a hypothesis.  The k best continuations by other words are extended in the next step.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at, rows = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k], np.arange(len(sentences))[:, None]
         scores, tokens = scores[rows, at], words.reshape(scores.shape)[rows, at]
@@ -320,7 +321,7 @@ class Translator:
         work = [(places, 0, 1) for places in batches[: len(batches) - rest]]
         for number, places in enumerate(batches[len(batches) - rest :]):
             parts = self.batches // rest + (number < self.batches % rest)
-            parts = max(1, min(parts, len(places) // 2))  # one sentence alone wastes time
+            parts = max(1, min(parts, len(places) // 2))  # parts of a single sentence would be inefficient
             work += [(places, part, parts) for part in range(parts)]
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
             translated = pool.map(lambda each: self.batch([sources[at] for at in each[0]], o, *each[1:]), work)

@@ -115,7 +115,7 @@ def end_finished_training(trainer: Any) -> None:
 
 @wrap(Trainer, "save_checkpoint")
 def record_origin(save: Any, self: Any, filename: str, extra_state: dict[str, Any]) -> Any:
-    """Record dictionaries, the count of ``--patience`` and the start checkpoint of fine-tuning in each checkpoint."""
+    """Store dictionaries, the ``--patience`` count and a fingerprint of ``--finetune-from-model`` in checkpoints."""
     more = {"patience": dict(patience()), "finetuned_from": getattr(self, "finetuned_from", None)}
     return save(self, filename, {**extra_state, **more, "words": words(self.task)})
 

@@ -31,8 +31,8 @@ from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 
-# Number of BPE merges for each upper limit of training pairs. 6000 merges were best for 29 000 image captions;
-# fairseq's IWSLT'14 recipe uses 10 000 merges for 160 000 pairs.
+# Number of BPE merges (value) for a training text with fewer sentence pairs than a limit (key). 6000 merges were best
+# for 29 000 image captions; fairseq's IWSLT'14 recipe uses 10 000 merges for 160 000 pairs.
 MERGES = {20_000: 2000, 100_000: 6000, 1_000_000: 10_000}
 MOST_MERGES = 40_000
 SAMPLE = 1_000_000  # maximum number of lines to learn pieces from

@@ -16,7 +16,7 @@ FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings of file names tha
 
 
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
-    """Pair the files of two folders by their names without the language; return two given files unchanged.
+    """Return the two given files, or pairs of files of two folders whose names match except for the language.
 
     If both sides are the same folder, each file in it and its subfolders contains both languages.
 
@@ -52,7 +52,7 @@ def _of_both_languages(path: Path) -> list[Path]:
 
 
 def _by_name(folder: Path, language: str) -> dict[str, Path]:
-    """Map names without the language to files, such as ``news.2013`` to ``news.2013.en.gz``.
+    """Map each file's name without the language, such as ``news.2013``, to the file, such as ``news.2013.en.gz``.
 
     Hidden files and all subfolders are skipped.
     """

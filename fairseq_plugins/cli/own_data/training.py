@@ -333,8 +333,9 @@ def training_settings(
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
     An adaptation has the longest warm-up.  On little text, training ends before the warm-up does, so the learning rate
-    stays low.  If a new model is validated by BLEU or chrF, the patience grows by the epochs of the warm-up.  At
-    first, the random words of an untrained model may score higher than its translations some epochs later.
+    stays low.  If a new model is validated by BLEU or chrF, the patience grows by the epochs of the warm-up.  Scores
+    may fall during the warm-up, because the random words of an untrained model can score higher than the first
+    translations of the same model.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch

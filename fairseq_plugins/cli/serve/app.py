@@ -253,7 +253,8 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
     """
     sentences = [split(text) for text in texts[: batches.most + 1]]
     flat = [each.text for text in sentences for each in text if each.text]
-    if (number := max(len(texts), len(flat))) > batches.most:  # texts are counted, too, because they may be blank
+    # The limit applies to texts as well as to sentences, because a blank text contains no sentence.
+    if (number := max(len(texts), len(flat))) > batches.most:
         raise HTTPException(413, f"Invalid request: request ({number} sentences) exceeds limit ({batches.most})")
     told = iter(await batches.translate(flat, nbest, attention))
     return [[(each, next(told) if each.text else {}) for each in text] for text in sentences]

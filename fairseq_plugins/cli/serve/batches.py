@@ -100,7 +100,8 @@ class Batches:
         for each in answers:
             each.add_done_callback(self._count)
         self._unanswered += len(sentences)
-        del self._answered[:1]  # This call may come from the caller of the oldest answered call.
+        # Assume that this call comes from the caller with the oldest answer, and stop waiting for that caller.
+        del self._answered[:1]
         try:
             if sum(map(len, sentences)) < SHORT:
                 segmented = self._segment(sentences)
@@ -153,7 +154,7 @@ class Batches:
             translated.add_done_callback(lambda _: self._threads.free.release())
 
     def _returning(self) -> int:
-        """Return the number of sentences of answered calls whose callers may soon send new sentences."""
+        """Return the expected number of new sentences: callers with recent answers may send as many sentences again."""
         oldest = perf_counter() - PATIENCE
         self._answered = [(time, sentences) for time, sentences in self._answered if time > oldest]
         return sum(sentences for _, sentences in self._answered)
@@ -200,7 +201,7 @@ class Batches:
 
 
 def _limited(translation: dict[str, Any], wish: Wish) -> dict[str, Any]:
-    """Return a translation without the attention that its call did not request, or that exceeds the call's limit."""
+    """Return a translation; drop its attention if the call did not request attention or would exceed its limit."""
     size = translation["attention"].size if "attention" in translation else 0
     if size and size <= wish.attention:
         wish.attention -= size

@@ -126,7 +126,8 @@ def run(args: Namespace) -> None:
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
     sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
-    # While translating threads use all cores, asyncio's own loop would answer requests too slowly to keep batches full.
+    # The server runs in uvloop's event loop.  When the translating threads use all cores, asyncio's own event loop
+    # answers requests too slowly to keep batches full.
     uvloop.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))
 
 

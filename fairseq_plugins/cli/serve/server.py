@@ -26,8 +26,9 @@ HEADERS = {  # for all answers
     "x-content-type-options": "nosniff",
 }
 HEAD = 65536  # maximum number of bytes in a request's head
-# The server closes a connection without progress for PATIENT times SLOW seconds.  `read_body` refuses slow bodies
-# earlier, and the system reports the progress of slow readers in steps of up to a megabyte.
+# The server closes a connection after PATIENT times SLOW seconds without progress.  This time is longer than the SLOW
+# seconds after which `read_body` refuses an incomplete body.  A client that reads an answer slowly also needs more than
+# SLOW seconds, because the operating system reports the client's progress in steps of up to a megabyte.
 PATIENT = 6
 GRACE = 0.2  # seconds that the server waits for connections and requests that were sent before the shutdown
 
@@ -50,13 +51,13 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """Start the time limit for reading a part of the answer."""
+        """Start the time limit in which the client must read a part of the answer."""
         super().pause_writing()
         self._unread = self.transport.get_write_buffer_size()
         self._reading = self.loop.call_later(PATIENT * SLOW, self._expect_progress)
 
     def resume_writing(self) -> None:
-        """Stop the time limit for reading: the system has taken the whole answer."""
+        """Stop the client's time limit for reading, because the operating system has taken all waiting bytes."""
         self._reading.cancel()
         super().resume_writing()
 
@@ -89,7 +90,7 @@ class Protocol(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _expect_body(self) -> None:
-        if self.flow.read_paused:  # uvicorn reads the body after the answer to an earlier request
+        if self.flow.read_paused:  # uvicorn reads this body when it has answered the connection's earlier requests
             self._timer = self.loop.call_later(PATIENT * SLOW, self._expect_body)
         else:
             self.transport.close()
