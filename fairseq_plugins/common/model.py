@@ -178,7 +178,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
     """
 
     family: ClassVar[str]
-    shortest_warmup: ClassVar[int] = 400
+    shortest_warmup: ClassVar[int] = 1000
     onnx_program: ClassVar[str]
     converters: ClassVar[Mapping[str, str]] = {}
     state_version: ClassVar[int] = 1
