@@ -15,7 +15,7 @@ def refuse_other_settings(record: Path, settings: Mapping[str, object], made: It
     Args:
         record: file that records the settings.
         settings: values of the settings, by name.
-        made: result files of earlier calls; without such files, other settings are allowed.
+        made: result files of earlier calls; if there are none, any settings are accepted.
 
     Raises:
         ValueError: the record has other settings.

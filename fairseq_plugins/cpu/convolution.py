@@ -28,8 +28,8 @@ from torch import Tensor
 from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
 
-# Minimum input width for computing pairs of outputs.  In layers below this width, the sums take as long as the products
-# that they save.
+# Minimum input width for computing pairs of outputs.  A pair needs fewer products and more sums than two separate
+# outputs.  In narrower layers, the additional sums take as long as the products that a pair saves.
 NARROWEST = 512
 
 

@@ -94,9 +94,9 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
     batches = len(iterator.frozen_batches)
     if state["order"] != order_of(iterator):
         logger.warning(
-            "the batches differ from the checkpoint's, because of another --max-tokens, --batch-size or --seed, or "
-            f"other data: epoch {epoch} resumes after the same share of its batches ({passed} of {before}), and "
-            "therefore repeats some sentences and skips others"
+            "--max-tokens, --batch-size, --seed or the data have changed, so the batches are new: the checkpoint was "
+            f"saved after {passed} of {before} batches of epoch {epoch}; training resumes after the same fraction of "
+            "the new batches, which repeats some sentences and skips others"
         )
     elif again := passed % processes:
         logger.info(

@@ -101,7 +101,7 @@ def replace_unknown_words(
     if len(words) != alignment.length:
         raise ValueError(
             f"--replace-unk: {source[:MAX_SHOWN]!r} has {len(words)} words, and the model read {alignment.length}; "
-            "give text in the model's words, without --bpe or --tokenizer"
+            "give text that is already segmented like the training text, and omit --bpe and --tokenizer"
         )
     if not words:
         return text

@@ -188,7 +188,7 @@ def xavier_(linear: Linear, gain: float = 1.0) -> Linear:
 
 
 class SimplexVector(nn.Module):
-    """M branch weights with mean one: M times a point on the simplex (M numbers, each at least 0, with sum 1).
+    """M branch weights with mean one: a point on the simplex (M numbers, each at least 0, with sum 1), multiplied by M.
 
     In the paper, κ and α are points on the simplex, so their mean is 1/M.  A block multiplies the outputs of its
     branches by κ and by α.  Without the factor M, the block's initial output would be a few hundredths of the output of
