@@ -74,7 +74,7 @@ def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: 
 
 
 def print_option_errors_without_traceback() -> None:
-    """If the message of a ValueError begins with an option, print only the message, on one line, like argparse."""
+    """Print one line, like argparse, for a ValueError that begins with an option, and for gradients that overflow."""
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
         return
@@ -82,6 +82,12 @@ def print_option_errors_without_traceback() -> None:
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if issubclass(kind, ValueError) and re.match(r"--[a-z][\w-]+", str(error)):
             print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
+        elif issubclass(kind, FloatingPointError) and str(error) == "gradients are Nan/Inf":  # of fairseq's trainer
+            print(
+                f"{Path(sys.argv[0]).name}: error: --lr: the training diverged, because the gradients became NaN or "
+                "infinite; start again with a lower --lr or a longer --warmup-updates",
+                file=sys.stderr,
+            )
         else:
             print_error(kind, error, trace)
 

@@ -108,6 +108,14 @@ def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: s
     assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
 
 
+def test_a_training_that_diverges_names_the_option(data: Path, tmp_path: Path) -> None:
+    words = [data, "--user-dir", USER_DIR, "--arch", ARCHITECTURES[0], "--save-dir", tmp_path, "--max-epoch", 1]
+    failed = run("train", *words, *TRAINING, *QUIET, "--lr", 1e30, succeeds=False, fork=False)
+    assert failed.returncode == 1
+    assert re.search(r"^train\.py: error: --lr: .*diverged", failed.stderr, flags=re.MULTILINE)
+    assert "Traceback" not in failed.stderr
+
+
 @pytest.mark.parametrize(("message", "alone"), [("--lr must be 1", True), ("--- a bug", False), ("-- a bug", False)])
 def test_errors_of_programs_keep_their_traceback(message: str, alone: bool) -> None:
     words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise ValueError({message!r})"
