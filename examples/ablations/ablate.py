@@ -59,7 +59,7 @@ def write_configuration(folder: Path, family: str, width: int) -> None:
 
 
 def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str]:
-    """Train cells with one seed, and yield fairseq's output lines."""
+    """Train the named models with one seed, and yield fairseq's output lines."""
     every = max(1, args.updates // 10)
     overrides = [
         f"common.user_dir={HERE.parents[1] / 'user_dir'}",
@@ -161,15 +161,15 @@ def main() -> None:
     if "--" in own:
         own, overrides = own[: own.index("--")], own[own.index("--") + 1 :]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("family", choices=FAMILIES, help="model family whose tables are filled")
+    parser.add_argument("family", choices=FAMILIES, help="family of the models to train")
     parser.add_argument("out", type=Path, help="folder for all results")
     parser.add_argument("--data", type=Path, required=True, help="output of fairseq-preprocess --joined-dictionary")
     parser.add_argument(
         "--tables",
         nargs="+",
         metavar="WORD",
-        help="fill only tables whose titles contain one of these words or numbers, such as 5, 4.5, heads or depth "
-        "(default: all)",
+        help="train only the models of tables whose titles contain one of these words or numbers, such as 5, 4.5, "
+        "heads or depth (default: the models of all tables)",
     )
     parser.add_argument("--updates", type=positive, default=2000, help="updates per training (default: %(default)s)")
     parser.add_argument(
@@ -196,7 +196,7 @@ def main() -> None:
 
 
 def fill(args: argparse.Namespace, cells: list[str]) -> None:
-    """Train all cells that are not finished.
+    """Train all given models that have no result yet, and update the tables and pictures.
 
     Raises:
         ValueError: a training fails, or OUT contains trainings with other data, width or overrides.

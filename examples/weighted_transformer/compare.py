@@ -144,8 +144,8 @@ def write(out: Path, results: dict[Cell, dict[str, Any]]) -> None:
         lines.append(f"| {settings} | {best_loss(found)[1]:.3f} |")
     lines.append("")
     lines.append(
-        "| | seed | best validation loss | at update | update that reaches the Transformer's best loss | BLEU | chrF "
-        "| κ, α below 0.1/M |"
+        "| | seed | best validation loss | updates until the best loss "
+        "| updates until the loss is as low as the Transformer's best | BLEU | chrF | κ, α below 0.1/M |"
     )
     lines.append("|---" * 8 + "|")
     goals = {cell.seed: best_loss(found)[1] for cell, found in final.items() if cell.model == "transformer"}
