@@ -2,7 +2,7 @@
 """Time training and beam search with the encoders of Gehring et al. 2016 and with ConvS2S.
 
 The models have random weights and the paper's sizes for IWSLT'14 German-English.  The models take turns in one process.
-The hypotheses of incremental decoding are compared with the hypotheses of decoding without state.
+The hypotheses of incremental decoding are compared with hypotheses computed without incremental state.
 """
 
 from __future__ import annotations

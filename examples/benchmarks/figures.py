@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-MOVED = 0.1  # smaller relative changes occur between two runs on the same machine, too
+MOVED = 0.1  # ratios that change by more are listed; smaller changes occur even between two runs on the same machine
 
 # Options of the scripts, which together take about 20 minutes on two cores.
 RUNS: dict[str, list[str]] = {
@@ -41,7 +41,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield three names for each ratio of speeds: the run's, the other contestant's, and our contestant's name."""
+    """Yield, for each ratio of speeds, the name of the run, of the other contestant, and of our contestant."""
     for run in ("16 sentences", "one sentence"):
         for precision in ("float32", "bfloat16", "int8"):
             yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"

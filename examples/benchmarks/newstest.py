@@ -109,7 +109,8 @@ class Translation:
     def ties(self, other: Translation) -> bool:
         """Return whether two translations have nearly equal log-probabilities.
 
-        The mean log-probabilities, or the log-probabilities of the first word that differs, must be nearly equal.
+        Translations tie if their mean log-probabilities are nearly equal, or if the log-probabilities of their first
+        differing words are nearly equal.
         """
         pairs = zip(self.words, other.words, strict=False)
         if not self.scores:
@@ -193,7 +194,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    # The maximum length is that of the batch's longest source, followed by an end-of-sentence token.
+    # A translation has at most as many words as the batch's longest source has tokens, end-of-sentence included.
     lengths = ["--max-len-a", "1", "--max-len-b", "0"]
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}

@@ -3,7 +3,7 @@
 
 fairseq's fconv, convs2s with the same weights, fairseq's transformer and the Weighted Transformer take turns.  All
 models have random weights and decode random tokens; hypotheses are reordered at each step.  The last predictions are
-compared with predictions of decoding without state.
+compared with predictions computed without incremental state.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Decoding:
         self.seconds.append(time.perf_counter() - start)
 
     def difference(self, tokens: Tensor) -> float:
-        """Return the largest difference between the last logits and the logits of decoding without state."""
+        """Return the largest difference of the last step's logits from logits computed without incremental state."""
         return float((self.logits[:, -1] - self.decoder(tokens, self.encoded)[0][:, -1]).abs().max())
 
 

@@ -52,7 +52,7 @@ def parse_options(
     Args:
         description: description of the script.
         options: name, default and help of each option.
-        program: fairseq command whose memory settings the process uses.
+        program: name of a fairseq command; the memory settings of this command are applied to the process.
     """
     with replaced(sys, "argv", [program]):
         fairseq_plugins.install(command=True)  # set up the process as for fairseq's commands
@@ -184,7 +184,10 @@ class _Products(TorchDispatchMode):
 
 
 def product_rate(rows: int, device: str) -> float:
-    """Return the floating-point operations per second of multiplying rows by a packed 1536 x 1024 matrix."""
+    """Return the speed of a matrix product in floating-point operations per second.
+
+    A (rows, 1536) matrix is multiplied by a packed (1536, 1024) matrix.
+    """
     weight, x = torch.randn(1024, 1536, device=device), torch.randn(rows, 1536, device=device)
     with torch.no_grad():
         product = prepare_linear(weight, None, rows)

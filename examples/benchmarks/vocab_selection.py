@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Time generation and training with vocabulary selection, and with the whole target vocabulary.
 
-A model with random weights translates sentences of a text to outputs as long as their sources, and is trained on these
-sentences.  Runs with all target words take turns with runs that use only the candidate words of each batch.  If all
-words are candidates, hypotheses and losses must equal those of fairseq's search and criterion.  Each peak of memory is
-measured in a separate process.
+The models have random weights.  The timed runs either translate sentences of a text to outputs as long as their
+sources, or train a model on sentences of the same text.  Runs with all target words take turns with runs that use only
+the candidate words of each batch.  If all words are candidates, hypotheses and losses must equal those of fairseq's
+search and criterion.  Each peak of memory is measured in a separate process.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def check(bench: Bench, work: str) -> str:
             sys.exit(
                 f"{pairs - equal} hypotheses with all words as candidates differ from fairseq's, so ignore the speeds"
             )
-        return f"{equal} of {pairs} hypotheses equal fairseq's if all words are candidates"
+        return f"{equal} of {pairs} hypotheses are the same as fairseq's if all words are candidates"
     with torch.no_grad():
         losses = [float(bench.criterion(which)(model, bench.training)[0]) for which in (bench.everything, None)]
     difference = abs(losses[0] - losses[1]) / losses[1]
@@ -175,7 +175,7 @@ def main() -> None:
     )
     print(f"{args.beam}, {statistics.mean(sizes[:-1]):.0f} candidates a batch")
     print(
-        f"training: an update with {bench.training['ntokens']} words, and {sizes[-1]} candidates before "
+        f"training: an update with {bench.training['ntokens']} words, and {sizes[-1]} candidates, to which "
         "the words of the references are added\n"
     )
     print(f"{'':12}{'full, s':>10}{'selected, s':>13}{'faster':>9}{'full, GB':>11}{'selected, GB':>14}   check")
