@@ -15,7 +15,7 @@ def starts(interpreter: str) -> bool:
 @nox.session(venv_backend="none")
 @nox.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
 def suite(session: nox.Session, version: str) -> None:
-    """Run ``make test`` with this Python, as its users would, set-up included."""
+    """Run ``make test``, which also builds the environment, with one version of Python."""
     make_test(session, version, f"VENV=.nox/{version}")
 
 

@@ -30,7 +30,7 @@ def build(architecture: str) -> BaseFairseqModel:
     """Build an architecture with random parameters and an empty dictionary.
 
     Raises:
-        ValueError: the architecture is unknown, or is the name of a model, which sets no sizes.
+        ValueError: the architecture is unknown, or the name of a model (``convs2s``), for which fairseq sets no sizes.
     """
     if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # a model's name sets no sizes
         raise ValueError(
@@ -257,7 +257,7 @@ def draw(architecture: str) -> tuple[Paper, float, float]:
         raise ValueError(f"ARCH {architecture}: no drawing for its encoder, {encoder}; use another architecture")
     paper = Paper()
     width, height = DRAWINGS[encoder](paper, model)
-    title = f"{architecture}: {parameters(model)} parameters beside embeddings and output layer"
+    title = f"{architecture}: {parameters(model)} parameters without embeddings and output layer"
     paper.text(0.15, height + 0.12, title, 9.5, ha="left", weight="bold")
     return paper, width, height + 0.3
 

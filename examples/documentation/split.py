@@ -2,9 +2,10 @@
 """Split gettext catalogues into training, validation and test parts, by file.
 
 ``split.py CATALOGUES OUT`` copies each ``.po`` of a folder and its subfolders to ``OUT/train``, ``OUT/valid`` or
-``OUT/test``.  Paragraphs of one document share names and sentences.  Therefore, only a test part whose documents
-have no paragraph in the training part shows how well a model translates a new document.  The part of a document depends
-only on its path in the folder, and stays the same when other documents are added.
+``OUT/test``.  The paragraphs of one document share names and sentences.  Therefore, all paragraphs of a document belong
+to one part: if some were in the training part and others in the test part, the test part would not show how well a
+model translates a new document.  The part of a document depends only on its path in the folder, and stays the same when
+other documents are added.
 """
 
 from __future__ import annotations
@@ -30,8 +31,11 @@ def main() -> None:
     parts = {
         path: HELD_OUT.get(zlib.crc32(bytes(path.relative_to(args.catalogues))) % args.every, "train") for path in files
     }
-    if missing := " and no ".join(sorted({"train", *HELD_OUT.values()} - set(parts.values()))):
-        sys.exit(f"{args.catalogues}: {len(files)} catalogues give no {missing} part; try another --every")
+    if missing := " or ".join(sorted({"train", *HELD_OUT.values()} - set(parts.values()))):
+        sys.exit(
+            f"--every {args.every}: none of the {len(files)} catalogues in {args.catalogues} is in the {missing} part; "
+            "try another N"
+        )
     if args.out.exists():
         sys.exit(f"{args.out} already exists: choose another OUT")
     for path, part in parts.items():

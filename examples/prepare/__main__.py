@@ -65,7 +65,8 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            # With these terms, the folder's record differs from the record of the real corpus.
+            # The folder's file `settings` records the corpus with its `terms`. The value "made up" distinguishes this
+            # record from the real corpus's record, so a later run without --smoke refuses the folder.
             corpus = replace(corpus, merges=merges, terms="made up")
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 

@@ -30,7 +30,7 @@ class File:
 
     Attributes:
         path: path relative to the folder of the downloads.
-        url: address of the file, or of a tar archive that contains it under this path; None if it cannot be downloaded.
+        url: address of the file, or of a tar archive with a member named ``path``; None if it cannot be downloaded.
         checksum: ``sha256:...`` or ``md5:...`` of the download; None if no checksum is published.
     """
 
@@ -58,7 +58,7 @@ def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str
     """Download and unpack the needed files that are missing in ``orig``.
 
     Args:
-        files: all files of a corpus, which determine the names of archives.
+        files: all files of a corpus, needed or not; `archive_name` searches them for archives with equal names.
         orig: folder of the downloads.
         needed: files to fetch.
         terms: instructions for files that cannot be downloaded.

@@ -67,7 +67,7 @@ def main() -> None:
         (stack, variant): measure(args, stack, variant)
         for stack in STACKS
         for variant in VARIANTS
-        if (stack, variant) != (PLAIN, "without √½")  # this stack has no sums
+        if (stack, variant) != (PLAIN, "without √½")  # no residual connections, so no sums to scale
     }
     write(args.out / "variance.tsv", found)
     draw(args.out / "variance.png", found)
@@ -134,7 +134,7 @@ def build(args: Namespace, variant: str, residual: bool) -> ConvS2SModel:
 
 @contextmanager
 def sums_as_in(variant: str) -> Iterator[None]:
-    """If the variant does not use the factor √½ after sums, replace this factor by 1 in this context."""
+    """In this context, set the factor √½, which follows each sum, to 1 if the variant is "without √½"."""
     with ExitStack() as stack:
         if variant == "without √½":
             for module in (layers, model_module):
