@@ -44,7 +44,7 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
         cannot: the part of the message after the file's name, such as "cannot be exported".
 
     Raises:
-        ValueError: the code in this context raised an error that names no file.
+        ValueError: the code in the ``with`` block raised an error that names no file.
     """
     try:
         yield
@@ -59,7 +59,7 @@ def naming_file_in_errors(path: Path, cannot: str) -> Iterator[None]:
 
 @contextmanager
 def work_in(folder: Path) -> Iterator[None]:
-    """Lock a folder in this context; print how to resume if the user stops the command.
+    """Lock a folder during the ``with`` block; if the user stops the command, print how to resume.
 
     The system releases the lock only when this process and its children have ended, so a training keeps the lock even
     if its parent was killed.

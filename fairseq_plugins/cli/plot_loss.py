@@ -1,8 +1,8 @@
 """Draw the losses in fairseq's logs (--log-format json).
 
-The left panel shows validation loss and, in a paler colour, training loss over the updates.  The right panel shows
-validation loss over training loss (Ahmed et al. 2017, figure 2).  Trainings of one setting with several seeds are drawn
-as one line, their mean loss, with a band from the lowest to the highest loss.
+The left panel shows validation loss and, in a paler colour, training loss over the updates.  The right panel plots
+validation loss against training loss (Ahmed et al. 2017, figure 2).  Trainings of one setting with several seeds are
+drawn as one line, their mean loss, with a band from the lowest to the highest loss.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def run(args: Namespace) -> None:
 
 
 def curves_in(folder: Path) -> dict[str, list[list[Point]]]:
-    """Return the curves of own-data's folder, or of the folder of one of its models; keys are paths of logs."""
+    """Return the curves in a folder that own-data created, or in one model's subfolder; keys are the logs' paths."""
     logs = sorted([*folder.glob(LOG), *folder.glob(f"*/{LOG}")])
     found = {}
     for log in logs:

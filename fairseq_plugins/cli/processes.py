@@ -23,7 +23,7 @@ ALL_SENTENCES = ["--required-batch-size-multiple", "1"]
 # In validation and test, skip sentences that are too long for the model, as fairseq does in training.
 NO_LONG_ONES = ["--skip-invalid-size-inputs-valid-test"]
 
-SHOWN = 15  # number of the last output lines in the error message of a failed command
+SHOWN = 15  # If a command fails, the error message contains the last SHOWN lines of the command's output.
 
 # Run the installed command without the working folder on the module path, because a folder of texts may contain a
 # sacrebleu.py. Python's option -P would leave out the working folder, but exists only from Python 3.11 on.

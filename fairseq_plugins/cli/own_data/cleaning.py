@@ -76,7 +76,7 @@ def clean(
         parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
         languages: source and target language.
         folder: output folder.
-        keep: cleaning rules of `OPTIONAL` to switch off.
+        keep: cleaning rules in `OPTIONAL` to skip; pairs that break only these rules are kept.
 
     Returns:
         number of pairs in each part, and number of training pairs that each rule removed.
@@ -109,7 +109,8 @@ def clean(
     masks = {"train": train}
     if "valid" not in parts:
         masks["valid"] = valid = _evenly(train)
-        # With --keep sources, a held-out source may also have other translations; these pairs are not trained.
+        # With --keep sources, several pairs may have the same source.  If a source is held out for validation, its
+        # other pairs are removed from the training part.
         same_source = np.isin(of_source, of_source[valid])
         numbers["held-out"] += int((train & same_source & ~valid).sum())
         train &= ~same_source

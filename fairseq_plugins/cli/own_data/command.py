@@ -140,7 +140,8 @@ def run(args: Namespace) -> None:
     base = find_base(args.base, args.arch) if args.base else None
     args.arch = args.arch or (base.arch if base else DEFAULT_ARCH)
     model = args.output / args.arch
-    if args.translate is not None:  # checked first, because the training text may have been deleted by now
+    if args.translate is not None:
+        # Without these early checks, an error about deleted training text could hide an error about --translate.
         refuse_no_text(args.translate)
         refuse_untrained(model)
     before, texts = existing(args.output), texts_of(args)

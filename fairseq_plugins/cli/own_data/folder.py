@@ -36,8 +36,8 @@ class Folder:
     """Paths, languages and tokenizer of one folder of own-data."""
 
     path: Path
-    languages: tuple[str, str]  # source and target
-    tokenizer: str  # one of `TOKENIZERS`
+    languages: tuple[str, str]  # source language and target language
+    tokenizer: str  # a value in `TOKENIZERS`
 
     @property
     def binary(self) -> Path:
@@ -150,7 +150,7 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
 
 
 def record_of(metric: str, train: str) -> str:
-    """Return the content of the file `FINISHED`: --metric (left out for the loss) and the options of --train."""
+    """Return the content of the file `FINISHED`: --metric, unless its value is loss, and the options of --train."""
     return train if metric == "loss" else f"--metric {metric} {train}"
 
 

@@ -41,8 +41,8 @@ DISTINCT = 8_000_000
 COVERAGE = 0.9995  # share of the text's characters that get a piece; rarer characters become bytes
 SPECIAL = ("<unk>", "<s>", "</s>", "<pad>")  # fairseq's special symbols; segmented text never contains them
 OTHER_SPACE = re.compile(r"[^\S ]+")  # whitespace except spaces; fairseq would split a piece there
-# sentencepiece writes a space as U+2581. To keep decoding unambiguous, U+2581 in the text is replaced by two Unicode
-# noncharacters, U+FDD0 and U+FDD1. U+FDD0 in the text is replaced by U+FDD0 and U+FDD2.
+# sentencepiece writes a space as U+2581. To keep decoding unambiguous, each U+2581 in the text is replaced by the
+# sequence U+FDD0 U+FDD1 of two Unicode noncharacters, and each U+FDD0 in the text by the sequence U+FDD0 U+FDD2.
 ESCAPES = {"2581": "FDD0 FDD1", "FDD0": "FDD0 FDD2"}
 BLOCK = 10_000  # lines per call of sentencepiece
 
@@ -73,7 +73,7 @@ def prepare(
     Args:
         folder: the folder.
         texts: files of ``train``, and optionally of ``valid`` and ``test``.
-        keep: cleaning rules to switch off.
+        keep: cleaning rules to skip; pairs that break only these rules are kept.
         workers: number of processes.
         base: folder whose subwords and dictionary are reused; if None, they are learned from the text.
 

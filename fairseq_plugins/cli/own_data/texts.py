@@ -21,8 +21,8 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     If both sides are the same folder, each file in it and its subfolders contains both languages.
 
     Raises:
-        ValueError: a path does not exist, only one side is a folder, a file has no partner, or two files have the same
-            name without the language.
+        ValueError: a path does not exist, only one side is a folder, a file has no partner, or the names of two
+            files in one folder differ only in the language.
     """
     for path in (source, target):
         refuse_missing(path)
@@ -92,7 +92,8 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
         if bases[0] == bases[1] != bases[2]:
             raise ValueError(
-                f"--source-lang {source_lang}: {catalogues[0]} translates to {header}; leave out the option"
+                f"--source-lang {source_lang}: {catalogues[0]} contains translations to {header}, not from {header}; "
+                "leave out --source-lang and --target-lang"
             )
     languages = (
         source_lang or _language_of(source, "--source-lang"),

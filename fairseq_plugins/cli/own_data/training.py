@@ -332,10 +332,10 @@ def training_settings(
 ) -> str:
     """Return options of fairseq-train for a number of sentence pairs and target tokens.
 
-    An adaptation has the longest warm-up.  On little text, training ends before the warm-up does, so the learning rate
-    stays low.  If a new model is validated by BLEU or chrF, the patience grows by the epochs of the warm-up.  Scores
-    may fall during the warm-up, because the random words of an untrained model can score higher than the first
-    translations of the same model.
+    If ``adapts`` is true, a trained model is adapted, and the warm-up takes `LONGEST_WARMUP` updates.  On little text,
+    an adaptation ends before its warm-up does, so its learning rate stays low.  If a new model is validated by BLEU or
+    chrF, the patience grows by the epochs of the warm-up.  Scores may fall during the warm-up, because the random words
+    of an untrained model can score higher than the first translations of the same model.
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch

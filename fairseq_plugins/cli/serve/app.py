@@ -139,7 +139,8 @@ class Api:
         self.check_length(sum(map(len, document.texts)), FILE_FACTOR * self.limits.letters)
         steps = self.steps(batches, document, pair[1], str(request.base_url))
         if is_set(parameters, "progress"):
-            first = await anext(steps)  # The response, whose status cannot change later, begins after this step.
+            # The first step runs before the response begins, so that its errors can still set the status code.
+            first = await anext(steps)
 
             async def lines() -> AsyncIterator[str]:
                 yield json.dumps(first) + "\n"
@@ -207,7 +208,9 @@ class Api:
     def check_length(self, letters: int, most: int) -> None:
         """Refuse texts that are too long."""
         if letters > most:
-            raise HTTPException(413, f"Invalid request: request ({letters}) exceeds text limit ({most})")
+            raise HTTPException(
+                413, f"Invalid request: request ({letters} characters) exceeds text limit ({most} characters)"
+            )
 
     def model_for(self, parameters: dict[str, Any]) -> tuple[Pair, Batches]:
         """Return the model for a request, and the model's languages."""
@@ -253,7 +256,7 @@ async def translate_texts(batches: Batches, texts: list[str], nbest: int, attent
     """
     sentences = [split(text) for text in texts[: batches.most + 1]]
     flat = [each.text for text in sentences for each in text if each.text]
-    # The limit applies to texts as well as to sentences, because a blank text contains no sentence.
+    # The number of texts is limited too, because blank texts contain no sentences and would escape a sentence limit.
     if (number := max(len(texts), len(flat))) > batches.most:
         raise HTTPException(413, f"Invalid request: request ({number} sentences) exceeds limit ({batches.most})")
     told = iter(await batches.translate(flat, nbest, attention))
@@ -277,7 +280,7 @@ def join(text: list[Told], rank: int) -> str:
 
 
 def described(each: Told) -> dict[str, Any]:
-    """Return a sentence and its translations, with scores and lost placeholders, for the JSON response."""
+    """Return a sentence and its translations as JSON fields; ``lost`` lists placeholders that a translation lacks."""
     sentence, told = each
     wanted = placeholders(sentence.text)
     translations = []

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from fairseq_plugins.export.translate import Translator
 
 Pair = tuple[str, str]  # source and target language
-PATIENCE = 0.005  # seconds that batches wait after an answer for the next call of the same caller
-# A batch may have WIDER times max_tokens, because the lengths of callers' sentences differ more than the lengths of
-# neighbouring sentences in a sorted text.
+PATIENCE = 0.005  # seconds that the queue waits, after it has answered a call, for the next call of the same caller
+# The lengths of callers' sentences differ more than the lengths of neighbouring sentences in a sorted text, so a batch
+# needs more padding.  Padding counts towards max_tokens.  The server therefore multiplies max_tokens by WIDER.
 WIDER = 2
 ATTENTION = 1_000_000  # maximum number of attention weights in an answer
 SHORT = 1000  # texts of this many characters or more are segmented in another thread
@@ -55,7 +55,7 @@ class Wish:
 class Waiting:
     """A sentence in the queue; ``answer`` will be the result of `Translator.explain`."""
 
-    words: list[str]  # tokens of the model, at least one
+    words: list[str]  # the sentence's tokens, never an empty list
     wish: Wish
     due: float  # position in the queue
     answer: asyncio.Future[dict[str, Any]]
@@ -86,8 +86,9 @@ class Batches:
     async def translate(self, sentences: list[str], nbest: int, attention: bool) -> list[dict[str, Any]]:
         """Return the result of `Translator.explain` for each sentence; ``cut`` is the number of truncated tokens.
 
-        If the call is cancelled, its sentences that still wait are removed from the queue.  With ``attention``, a
-        translation has attention weights unless the call would then receive more than `ATTENTION` weights.
+        If the call is cancelled, its sentences that still wait are removed from the queue.  If ``attention`` is true, a
+        translation includes its attention weights, unless they would raise the number of weights in all results of this
+        call above `ATTENTION`.
 
         Raises:
             QueueFullError: the queue has no room.
@@ -100,7 +101,8 @@ class Batches:
         for each in answers:
             each.add_done_callback(self._count)
         self._unanswered += len(sentences)
-        # Assume that this call comes from the caller with the oldest answer, and stop waiting for that caller.
+        # The queue waits for recently answered callers to call again, but cannot identify callers.  Assume that this
+        # call comes from the caller who was answered first, and stop waiting for that caller.
         del self._answered[:1]
         try:
             if sum(map(len, sentences)) < SHORT:
@@ -136,7 +138,7 @@ class Batches:
         while True:
             await self._arrived.wait()
             await self._threads.free.acquire()
-            await asyncio.sleep(0)  # Let the calls of the last batch receive their answers.
+            await asyncio.sleep(0)  # Let `translate` resume and return the results of the last batch to its callers.
             end = perf_counter() + PATIENCE
             while perf_counter() < end and 0 < len(self._waiting) < self._share() and self._returning():
                 # Wait for new sentences of callers that have just received answers.  Other models may use the thread.
@@ -154,7 +156,7 @@ class Batches:
             translated.add_done_callback(lambda _: self._threads.free.release())
 
     def _returning(self) -> int:
-        """Return the expected number of new sentences: callers with recent answers may send as many sentences again."""
+        """Return the number of sentences to expect if recently answered callers send as many sentences as last time."""
         oldest = perf_counter() - PATIENCE
         self._answered = [(time, sentences) for time, sentences in self._answered if time > oldest]
         return sum(sentences for _, sentences in self._answered)

@@ -161,7 +161,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
 
 def find_exported(folder: Path) -> Path:
-    """Return the given folder if it is an exported folder, or the exported folder inside own-data's folder.
+    """Return ``folder`` if it is an exported model; if own-data created ``folder``, return the exported model in it.
 
     Raises:
         ValueError: there is no exported folder, or there are several.

@@ -27,8 +27,9 @@ HEADERS = {  # for all answers
 }
 HEAD = 65536  # maximum number of bytes in a request's head
 # The server closes a connection after PATIENT times SLOW seconds without progress.  This time is longer than the SLOW
-# seconds after which `read_body` refuses an incomplete body.  A client that reads an answer slowly also needs more than
-# SLOW seconds, because the operating system reports the client's progress in steps of up to a megabyte.
+# seconds after which `read_body` refuses an incomplete body.  The operating system reports how
+# much of an answer the client has read only in steps of up to a megabyte, and a slow client may take more than SLOW
+# seconds for one step.
 PATIENT = 6
 GRACE = 0.2  # seconds that the server waits for connections and requests that were sent before the shutdown
 
@@ -42,7 +43,7 @@ class Protocol(HttpToolsProtocol):
         transport.set_write_buffer_limits(0)  # so that asyncio calls `pause_writing` for any bytes that must wait
         self._in_head, self._size = True, 0
         self._timer = self._reading = self.loop.call_later(SLOW, self._close)
-        self._unread = 0  # bytes that the client had not read when `_reading` was started
+        self._unread = 0  # bytes of the answer that waited to be sent when the timer `_reading` started
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop all time limits."""
@@ -57,7 +58,7 @@ class Protocol(HttpToolsProtocol):
         self._reading = self.loop.call_later(PATIENT * SLOW, self._expect_progress)
 
     def resume_writing(self) -> None:
-        """Stop the client's time limit for reading, because the operating system has taken all waiting bytes."""
+        """Stop the time limit in which the client must read, because no bytes of the answer wait to be sent."""
         self._reading.cancel()
         super().resume_writing()
 
