@@ -2,11 +2,12 @@
 
 B sentences, k hypotheses (rows) per sentence, R = B·k rows, T target positions, S source positions, V vocabulary.
 
-A *row* is one hypothesis.  Between two steps, a beam search selects the previous row that each row continues, and drops
-finished sentences.  The indices of the selected rows are stored until the next step, so that each row is copied only
+A *row* is one hypothesis.  Between two steps, a beam search selects the hypotheses to continue, and drops finished
+sentences.  The row indices of the selected hypotheses are stored until the next step, so that each row is copied only
 once.
 
-Contract: the k rows of a sentence are adjacent, rows move only within their sentence, and sentences keep their places.
+Contract: the k rows of a sentence are adjacent, each hypothesis stays among the rows of its sentence, and sentences
+keep their places.
 When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.
 The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation of the contract therefore
 raises an error only at a later call.
@@ -32,7 +33,10 @@ if TYPE_CHECKING:
     from fairseq_plugins.common.model import IncrementalDecoder
 
 _FIRST_CAPACITY = 16  # default initial capacity, and minimum growth, in steps
-_BROKEN = "a row may move only within its sentence, and a sentence may move only if another sentence is dropped"
+_BROKEN = (
+    "new_order: a hypothesis may move only among the rows of its sentence, and a sentence may move only if another "
+    "sentence is dropped"
+)
 
 _OPERATORS = torch.library.Library("fairseq_plugins", "FRAGMENT")
 _OPERATORS.define("reorder_rows(Tensor state, Tensor order) -> Tensor")
@@ -42,7 +46,7 @@ _OPERATORS.impl("reorder_rows", lambda state, order: state.index_select(0, order
 class Decoding(Protocol):
     """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's."""
 
-    fixed: bool  # whether all tensors of the state keep their shapes and addresses.  A fixed state cannot drop rows.
+    fixed: bool  # if true, all tensors keep their shapes and addresses between steps, and rows cannot be dropped
 
     def make_room(self) -> None:
         """Check that the model has a position for the next token, and allocate memory if the state is full.
@@ -158,7 +162,11 @@ class StepwiseDecoding:
 
     @torch.no_grad()
     def decode(self, prev_output_tokens: Tensor) -> tuple[Tensor, dict[str, list[Tensor | None]]]:
-        """Decode the n new tokens at the end of all tokens, (R, T); return logits, (R, n, V), and attention."""
+        """Decode new tokens; return their logits, (R, n, V), and attention.
+
+        Args:
+            prev_output_tokens: all tokens so far, (R, T), of which the last n tokens are new.
+        """
         length = prev_output_tokens.size(1)
         if length <= self.steps:
             raise ValueError(
@@ -305,9 +313,9 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether each sentence's next rows continue current rows of only one sentence.
+        """Return whether all next rows of a sentence continue rows of one and the same current sentence.
 
-        If no sentence is dropped, this current sentence must have the same index as the next sentence.
+        If ``order`` drops no sentence, each sentence must also keep its index.
         """
         sentences = torch.div(order, self.beam, rounding_mode="floor").view(-1, self.beam)
         places = sentences.narrow(1, 0, 1)

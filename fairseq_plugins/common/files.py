@@ -133,7 +133,8 @@ def _remove(path: Path) -> None:
 def _standard_stream(path: Path) -> int | None:
     """Return the file descriptor, 1 or 2, of the standard stream that ``path`` refers to, or None.
 
-    A standard stream must not be opened by its path, because this would overwrite a file that receives the stream.
+    If a standard stream is redirected to a file, opening ``path`` for writing would overwrite this file.  Callers must
+    therefore write to the descriptor.
     """
     for number in (1, 2):
         with suppress(OSError):  # ``path`` does not exist, or the stream is closed

@@ -111,7 +111,7 @@ def remove_weight_norm_(module: nn.Module) -> None:
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
     """Return a copy of ``module`` in which normalised weights are replaced by their values.
 
-    The copy and ``module`` share all other tensors, and the objects in ``shared``.
+    The copy and ``module`` share all other tensors.  The objects in ``shared`` are not copied.
     """
     keep: itertools.chain[object] = itertools.chain(module.parameters(), module.buffers(), shared)
     twin = copy.deepcopy(module, {id(item): item for item in keep})

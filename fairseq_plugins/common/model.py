@@ -63,7 +63,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
     Attributes:
         decoding_class: subclass of `StepwiseDecoding` for this decoder.
         output_projection: linear map from features to logits.
-        packing: packed weights of the current batch, set by `with_packing`.
+        packing: cache of packed weights, which is used for one batch; set by `with_packing`.
     """
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
@@ -90,7 +90,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
 
     @abstractmethod
     def attention_modules(self) -> dict[int, nn.Module]:
-        """Return the modules that attend to the source, by layer number from 1, for the command plot-attention.
+        """Return the modules that attend to the source, keyed by layer number (from 1); plot-attention needs them.
 
         A module's method ``weights`` has the inputs of ``forward``, and returns the attention, (B, h, T, S).  If a
         module has no method ``weights``, the attention, (B, T, S), is the second output of ``forward``.
@@ -172,8 +172,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
             and ``step`` add operators to the programs, and its ``PARTS`` lists the classes that can be exported.
             A subclass can be exported only if the subclass itself sets ``onnx_program``, because a subclass may compute
             a different function.
-        converters: mapping from the name of a fairseq model to the name of the module whose function ``convert``
-            converts checkpoints of this fairseq model to this family.
+        converters: names of fairseq models, each mapped to the name of a module.  The module's function ``convert``
+            converts checkpoints of the fairseq model to checkpoints of this family.
         state_version: version of the checkpoint layout, saved as a buffer.
     """
 

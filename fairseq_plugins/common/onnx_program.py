@@ -130,12 +130,13 @@ class Program:
     def linear(self, x: str, weight: Tensor, bias: Tensor | None = None, shared: bool = False) -> str:
         """Add ``x Wᵀ + b``, (N, K) -> (N, O); in int8, x is quantised with one scale for all rows.
 
-        ``shared`` says whether `rows` reads the same weight.
+        ``shared`` says whether `rows` looks up rows of ``weight`` in the same program.
         """
         if not self.weights.int8:
             return self.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
         steps, scale = quantise(weight)
-        # The product needs Wᵀ.  If `rows` needs W, only W is stored, and onnxruntime transposes it on loading.
+        # The product needs Wᵀ, and `rows` needs W.  If a program uses both, only W is stored, and onnxruntime computes
+        # Wᵀ when it loads the program.
         columns = self.Transpose(steps, perm=[1, 0]) if shared else self.own(steps.t())
         zero = self.own(torch.zeros(len(scale), dtype=torch.int8))
         return self.DynamicQuantizeMatMul(x, columns, scale, zero, bias, domain=CONTRIBUTED)
@@ -197,9 +198,9 @@ def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx
 
 
 class SourceProgram(Program):
-    """A builder of the program that encodes the source, padded on the right, and computes the inputs of steps.
+    """A builder of the program that encodes the source and computes the inputs of the decoding steps.
 
-    The attributes are names of tensors in the program.
+    Source sentences are padded on the right.  The attributes are names of tensors in the program.
 
     Attributes:
         words: indices of the source tokens, (B, S).

@@ -92,8 +92,9 @@ def check_ranges(cfg: Any, config: type[FairseqDataclass]) -> None:
             raise ValueError(f"{flag(each.name)} must be {allowed}, got {value}")
 
 
-# The largest number of elements in a list, and of values in a list together with its nested lists.
+# The largest number of elements in one list.
 _MAX_LENGTH = 1000
+# The largest number of values in a list, including the values in its nested lists.
 _MAX_SIZE = 10_000
 # The largest number of characters in an option.  Python's parser needs over 1000 bytes per character, and crashes on
 # deep nesting.

@@ -44,9 +44,9 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
     """Within the ``with`` block, make the model's decoder predict only candidate words: output i is candidate i.
 
     Use this function in training.  Other threads must not use the model at the same time, because this function
-    modifies it.  The rows of the output layer are selected when the block is entered, and gradients reach the model's
-    parameters.  Input tokens remain indices of the dictionary.  The model may be inside a wrapper for distributed
-    training.
+    modifies it.  The candidates' rows of the output layer are selected once, at the start of the ``with`` block.
+    Gradients reach the model's parameters.  Input tokens remain indices of the dictionary.  The model may be inside a
+    wrapper for distributed training.
     """
     name, selected = _selected(model, candidates)
     decoder: Any = model.decoder
@@ -80,9 +80,9 @@ def with_part(module: ModuleT, name: str, part: nn.Module) -> ModuleT:
 def selected_rows(linear: nn.Module, rows: Tensor) -> Linear:
     """Return a linear map that computes only selected outputs of ``linear``, (..., K) -> (..., n).
 
-    Gradients reach the parameters of ``linear``.  Weight and bias of the result are buffers, which copies of a model
-    share like parameters.  The weight may be normalised per row, by this plugin or by torch's `weight_norm`.  The
-    output for a negative index is minus infinity.
+    Gradients reach the parameters of ``linear``.  The result stores its weight and bias as buffers; copies of a model
+    share buffers and parameters.  The weight of ``linear`` may be normalised per row, by this plugin or by torch's
+    `weight_norm`.  The output for a negative index is minus infinity.
     """
     found = rows.clamp(min=0)
     weight, *magnitude = (part.index_select(0, found) for part in _parts(linear))

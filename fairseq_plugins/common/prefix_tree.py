@@ -1,8 +1,8 @@
 """A prefix tree of several target sentences per source sentence.
 
-A prefix consists of the words before a predicted word.  The hypotheses of a beam search share most of their prefixes: a
-set of eight hypotheses has about a third as many distinct prefixes as words.  A decoder needs to compute each distinct
-prefix only once.
+A prefix consists of the words before a predicted word.  The hypotheses of a beam search share most of their prefixes.
+In a set of eight hypotheses, the number of distinct prefixes is about a third of the number of words.  A decoder needs
+to compute each distinct prefix only once.
 
 B sentences, R rows (target sentences), T target positions, M distinct prefixes in the batch, N maximum number of
 prefixes per sentence, C width.
@@ -24,7 +24,7 @@ class PrefixTree:
     its children.
 
     Args:
-        rows: words to predict in each target sentence, including the end of the sentence.
+        rows: target sentences, each a sequence of words to predict, including the end of the sentence.
         sentences: index of each row's source sentence; each source sentence has at least one row.
         first: word before the first target word, for each source sentence.
 
@@ -76,9 +76,9 @@ class PrefixTree:
         self._flat = real.flatten().nonzero().squeeze(1)  # (M,)
 
     def windows(self, x: Tensor, width: int) -> Tensor:
-        """Return the windows of a causal convolution, the inputs of the last ``width`` words, (M, C) -> (M, width·C).
+        """Return the input window of a causal convolution at each prefix, (M, C) -> (M, width·C).
 
-        Windows contain zeros before the first word.
+        A window concatenates the inputs of the prefix's last ``width`` words, with zeros before the first word.
         """
         places = [torch.arange(self.size, device=x.device)]
         for _ in range(width - 1):

@@ -59,7 +59,7 @@ def missing_tokenizer(language: str) -> str | None:
     name = _tokenizer(language)
     if tokenizer_for(language) == name:
         return None
-    return f"BLEU compares characters. To compare words, install the tokenizer {name}: {NEEDED[name][1]}"
+    return f"BLEU compares characters, not words, because the tokenizer {name} is missing; run {NEEDED[name][1]}"
 
 
 def _tokenizer(language: str) -> str:

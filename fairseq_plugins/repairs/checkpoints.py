@@ -77,7 +77,7 @@ class PlainArray(np.ndarray[Any, Any]):
 
 
 def plain_scalar(dtype: PlainDtype, data: bytes) -> Any:
-    """Return a number of a checkpoint; this function replaces ``numpy.core.multiarray.scalar``."""
+    """Return one number that a checkpoint contains; this function replaces ``numpy.core.multiarray.scalar``."""
     return np.frombuffer(data, dtype.resolve())[0]
 
 
@@ -204,7 +204,10 @@ def check(state: Any) -> None:
 
 
 def check_values(state: dict[str, Any]) -> None:
-    """Refuse a state with unusual tensors, with attributes that hide values, or with too many values."""
+    """Refuse a state with too many values, with unusual tensors, or with extra attributes of tensors or dictionaries.
+
+    An extra attribute could replace a method, such as ``items`` of a dictionary, and hide values.
+    """
     for count, (place, value) in enumerate(contents(state)):
         if count == MOST_VALUES:
             raise ValueError(f"it has more than {MOST_VALUES} values")

@@ -97,9 +97,9 @@ def print_option_errors_without_traceback() -> None:
 def keep_freed_memory() -> None:
     """Except in training, keep freed memory in the process, because the system spends time on clearing new pages.
 
-    A training process still returns freed memory.  Its blocks have many sizes, so keeping freed blocks would leave gaps
-    in the heap, and the process would need 1.7 times as much memory.  This function does nothing if environment
-    variables configure malloc, or if the C library is not glibc.
+    A training process returns freed memory to the operating system.  Training allocates blocks of many sizes, so
+    keeping freed blocks would leave gaps in the heap, and the process would need 1.7 times as much memory.  This
+    function does nothing if environment variables configure malloc, or if the C library is not glibc.
     """
     trains = Path(sys.argv[0]).stem.endswith("train")  # fairseq-train, fairseq-hydra-train, fairseq_cli/train.py
     if trains or _MEMORY_SETTINGS & os.environ.keys():

@@ -47,8 +47,8 @@ def keep_the_last_batch(divide: Any, indices: Any, *args: Any, **kwargs: Any) ->
     """Keep the last batch, even if its size is not a multiple of ``--required-batch-size-multiple``.
 
     The package fairseq-fixed drops the last batch if its size is not a multiple of this option's value, and fails if
-    there are no sentences.  The last batch contains the longest sentences, which would be missing in translation and
-    validation.
+    there are no sentences.  Translation and validation would then omit the longest sentences, because the last batch
+    contains these sentences.
     """
     indices = np.fromiter(indices, np.int64)  # fairseq accepts generators
     batches = divide(indices, *args, **kwargs) if len(indices) else []

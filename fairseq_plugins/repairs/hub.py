@@ -78,7 +78,7 @@ def generate_as_asked(generate: Any, self: Any, tokenized_sentences: Any, *args:
     In fairseq
 
     - ``print_alignment`` crashes, because models are prepared without attention.
-    - ``score`` crashes for translations, because ``score`` has no argument for the source.
+    - ``score`` crashes with a translation model, because ``score`` has no argument for the source.
     - ``replace_unk`` and the options of the task are ignored; for a single sentence, all options except the beam are
       ignored.
     - ``generate`` sorts sentences but not their prefixes, so a sentence may get the prefix of another sentence.

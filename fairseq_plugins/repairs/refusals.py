@@ -15,7 +15,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Range, flag, literal
 
-# To find the command of a parser, these options are tried in this order, until the parser defines one of them.
+# The first of these options that a parser defines shows which command the parser belongs to.
 COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
@@ -39,8 +39,8 @@ TRAINING: dict[str, Range] = {
     **dict.fromkeys(["ema_decay", "fp16_scale_tolerance", "label_smoothing", "momentum"], FRACTION),
 }
 
-# Ranges of integer options (WHOLE) and of real-valued search options (SEARCH).  A default outside its range, such as
-# -1, is accepted.
+# Ranges of integer options (WHOLE) and of real-valued search options (SEARCH).  An option's default, such as -1, is
+# accepted even if the default is outside the option's range.
 WHOLE: dict[tuple[str, ...], dict[str, Range]] = {
     COMMANDS: dict.fromkeys(["max_tokens", "batch_size"], SIZE),
     SEARCHES: {
@@ -89,7 +89,7 @@ UNREAD: tuple[tuple[tuple[str, ...], str, str], ...] = (
     (HUB, "sacrebleu", "use fairseq-generate --scoring sacrebleu"),
     (HUB, "prefix_size", 'give inference_step_args={{"prefix_tokens": ...}} to generate'),
     (HUB, "score_reference", "use fairseq-generate --score-reference: score() takes no source"),
-    (("from_pretrained",), "beam", "give it to translate or generate"),
+    (("from_pretrained",), "beam", "give it to the method translate or generate of the loaded model"),
     (("from_pretrained",), "fp16", "call half() on the result of from_pretrained"),
     (("from_pretrained",), "model_overrides", "give the options themselves to from_pretrained"),
     (("hub.generate",), "retain_dropout", "give it to from_pretrained"),
@@ -161,7 +161,8 @@ def unread() -> Iterator[Refusal]:
 def other_in_validation(option: str, o: GivenOptions) -> bool:
     """Return whether the variant of ``option`` for validation (``--batch-size-valid``) differs from ``option``.
 
-    If the variant is missing on the command line, fairseq's parser sets the variant to the value of ``option``.
+    Unless the command line sets ``--batch-size-valid``, fairseq's parser sets ``--batch-size-valid`` to the value of
+    ``--batch-size``.
     """
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
@@ -189,7 +190,11 @@ def several_searches(o: GivenOptions) -> str | None:
 
 
 def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
-    """Return whether an option's value is neither its default nor a number of type ``kind`` in ``allowed``."""
+    """Return whether an option has a wrong type or value.
+
+    If an option is given, its value must be a number of type ``kind``.  Every value except the option's default must
+    be in the range ``allowed``.
+    """
     value = getattr(o, option)
     is_number = isinstance(value, kind) and not isinstance(value, bool)
     return value is not None and not (is_number and (float(value) in allowed or not given(option, o)))

@@ -56,7 +56,7 @@ def patience() -> dict[str, Any]:
 
 @wrap("train", "validate")
 def save_epoch_without_metric(validate: Any, cfg: Any, trainer: Any, task: Any, epoch_itr: Any, subsets: Any) -> Any:
-    """If an unknown ``--best-checkpoint-metric`` stops the training, first save a checkpoint of the first epoch."""
+    """Before an unknown ``--best-checkpoint-metric`` stops the training, save a checkpoint of the first epoch."""
     try:
         return validate(cfg, trainer, task, epoch_itr, subsets)
     except KeyError as error:
@@ -95,8 +95,8 @@ def newest_instead_of_last(cfg: Any, trainer: Any) -> Iterator[None]:
 def finish_epoch(cfg: Any, trainer: Any, epoch_itr: Any, extra_state: dict[str, Any]) -> None:
     """Pass the validation loss of the checkpoint's last epoch to the learning-rate schedule.
 
-    fairseq saves a checkpoint before it updates the schedule.  Fine-tuning starts in its first epoch, and does not use
-    the old model's validation loss.
+    fairseq saves a checkpoint before it updates the schedule.  A fine-tuning starts with epoch 1, and its schedule does
+    not use the old model's validation loss.
     """
     resumes = not (cfg.reset_lr_scheduler or cfg.reset_optimizer)
     if resumes and epoch_itr.epoch > 1 and epoch_itr.iterations_in_epoch == 0:
@@ -206,7 +206,8 @@ def refuse_other_words(task: Any, filename: str, extra_state: Any, reset_optimiz
 def refuse_another_start(start: str | None, filename: str, recorded: str | None) -> None:
     """Refuse to fine-tune in the folder of another training; fairseq would silently resume the other training.
 
-    A training whose start is unknown is accepted.  A fine-tuning is also accepted if the file ``start`` is missing.
+    If the start of the training in the folder is unknown, no error is raised.  If this training is itself a
+    fine-tuning, and the checkpoint ``start`` (``--finetune-from-model``) is missing, no error is raised, either.
     """
     if start is None or recorded == UNKNOWN or (recorded and saving.fingerprint(start) in (recorded, None)):
         return

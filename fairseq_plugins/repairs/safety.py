@@ -63,7 +63,8 @@ class FairseqFinder(PathFinder):
 def read_options_without_eval() -> None:
     """Parse options as literals in all modules of fairseq; fairseq evaluates options as Python code.
 
-    Some options come from a checkpoint, such as ``--encoder-layers`` of a model and ``wer_args`` of the criterion ctc.
+    Some of these options are read from a checkpoint: for example, ``--encoder-layers`` of a model, or ``wer_args`` of
+    the criterion ctc.
     """
     for module in list(sys.modules.values()):
         # A command that `python -m` starts has the module name __main__, but its __package__ is still fairseq_cli.
@@ -76,7 +77,7 @@ def read_options_without_eval() -> None:
 def refuse_references(read: Any, args: Any) -> Any:
     """Refuse ``${...}`` in options; omegaconf would insert the value of another option or environment variable.
 
-    Some of fairseq's own defaults are references; these defaults are not checked.
+    Some of fairseq's own defaults contain ``${...}``; these defaults are not checked.
     """
     options = {name if name == "data" else flag(name): value for name, value in vars(args).items()}
     if found := reference_in(options):

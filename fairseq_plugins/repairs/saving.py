@@ -202,8 +202,8 @@ def save_every(seconds: float) -> None:
     """Within an epoch, save ``checkpoint_last.pt`` about every ``seconds`` seconds; only own-data calls this function.
 
     fairseq's ``--save-interval-updates`` counts updates, whose duration is unknown, and validates at each save.
-    A training of several processes saves only when fairseq does: all processes must save at the same update, and
-    their clocks may differ.
+    If several processes train together, this function saves nothing, because all processes must save at the same
+    update, and their clocks may differ.
     """
     saved = time.monotonic()
 

@@ -58,8 +58,8 @@ def meeting_place() -> str:
 
     With ``--standalone``, torchrun keeps its key-value store when it restarts processes (``--max-restarts``).  The new
     processes would find the addresses of the ended processes in torchrun's store, so the store's keys get a new prefix
-    at each start.  There is no prefix if several machines train together, because the machines may count starts
-    differently.
+    at each start.  If several machines train together, the keys get no prefix, because the machines may have different
+    restart counts.
     """
     kept = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and os.environ.get("GROUP_WORLD_SIZE") == "1"
     if not kept:
@@ -218,8 +218,8 @@ def smooth_in_one_pass(
 ) -> Any:
     """Compute ``--criterion label_smoothed_cross_entropy`` on a CPU without fairseq's five copies of the logits.
 
-    At each update, fairseq allocates new memory for its copies, which the operating system first fills with zeros.  The
-    formula is unchanged, and results differ from fairseq's only by rounding.
+    At each update, fairseq allocates new memory for its copies, and the operating system first fills this memory with
+    zeros.  The formula is unchanged, and results differ from fairseq's only by rounding.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)

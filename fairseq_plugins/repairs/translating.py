@@ -151,8 +151,8 @@ def block_repeated_ngrams(
 ) -> Any:
     """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after the tokens.
 
-    Without its CUDA extension, fairseq reads the last words at the end of the generator's buffer, where there is only
-    padding.
+    fairseq pads each hypothesis to the maximum length.  Without its CUDA extension, fairseq compares the padding at
+    the end, instead of the hypothesis's last words, with earlier n-grams.
     """
     return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 
@@ -164,7 +164,7 @@ def build_generators(build: Any, self: Any, models: Any, args: Any, *more: Any, 
     cfg = getattr(self, "cfg", None)
     refuse("task.build_generator", cfg, args, words)
     generator = build(self, models, args, *more, **others)
-    # --score-reference builds a scorer, which does not translate.
+    # With --score-reference, the generator only scores given translations, and does not replace words.
     if getattr(args, "replace_unk", None) is not None and not getattr(args, "score_reference", False):
         keep_source_words(self, generator, getattr(cfg, "attention_offset", 0))
     return generator

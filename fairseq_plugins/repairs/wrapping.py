@@ -1,4 +1,4 @@
-"""How repairs replace functions: functions that register repairs, wrap functions, and find the modules of a command."""
+"""Tools for repairs: register a repair, replace a function of fairseq, and find the modules of a fairseq command."""
 
 from __future__ import annotations
 
