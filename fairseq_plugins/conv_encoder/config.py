@@ -51,7 +51,9 @@ _OF_TYPES = {
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = option(
-        None, "dropout on embeddings, outputs of decoder and LSTM encoder, and between LSTM layers", FRACTION
+        None,
+        "dropout on embeddings, between LSTM layers, and on the outputs of the decoder and of an LSTM encoder",
+        FRACTION,
     )
     encoder_type: Optional[ChoiceEnum(["convolutional", "pooling", "lstm", "bilstm"])] = option(  # type: ignore[valid-type]
         None, "encoder: convolutional (section 3.2), pooling (section 3.1), or a baseline, lstm or bilstm (section 2)"
@@ -103,9 +105,9 @@ def _depths(attention: int, aggregation: int) -> dict[str, str]:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    # Table 1: 6 layers in CNN-a and 3 in CNN-c.  Sections 4.2 and 4.3 give widths and dropout.
+    # Table 1: 6 layers in CNN-a and 3 in CNN-c.  Widths and dropout rate are from sections 4.2 and 4.3.
     "conv_encoder_iwslt_de_en": {},
-    # Table 2: the deepest encoder for each language pair, and its decoder.  Section 4.3 gives dropout.
+    # Table 2: the deepest encoder for each language pair, and its decoder.  The dropout rate is from section 4.3.
     "conv_encoder_wmt_en_ro": {**_depths(8, 4), "dropout": 0.1},
     "conv_encoder_wmt_en_de": {**_depths(15, 5), "dropout": 0.1},
     "conv_encoder_wmt_en_fr": {**_depths(20, 5), "dropout": 0.1, "decoder_layers": 2},

@@ -232,7 +232,7 @@ class _StepLSTM:
         self.fixed = fixed
 
     def join(self, x: Tensor, order: Tensor | None) -> Tensor:
-        """Re-order the state, and return inputs, (R, width), concatenated with hidden states: (R, width + H)."""
+        """Re-order the state, and concatenate inputs, (R, width), and hidden states, (R, H), to (R, width + H)."""
         update_state(self, h=reorder_rows(self.h, order), cell=reorder_rows(self.cell, order))
         return torch.cat([x, self.h], dim=1)
 

@@ -98,11 +98,11 @@ class Convolution(nn.Module):
     Section 4.3 divides the gradients of convolutions with d inputs by √d.  Without this division, the layers of a stack
     saturate.  However, optimizers that normalise gradients, such as Adam, would undo the division.  Therefore the
     parameters of this module are √d times the convolution's weight and bias, but receive the gradients of weight and
-    bias.  A step of any optimizer then changes weight and bias by 1/√d of the usual amount.  With plain SGD, scaled
-    parameters and divided gradients are equivalent.
+    bias.  A step of any optimizer then changes weight and bias by 1/√d of the usual amount.  With plain SGD,
+    multiplying the parameters by √d has the same effect as dividing their gradients by √d.
 
-    Gradient clipping reads the undivided gradients.  The norm of these gradients is 1.15 to 1.4 times as large as the
-    norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).
+    Gradient clipping limits the norm of the gradients that are not divided by √d.  This norm is 1.15 to 1.4 times as
+    large as the norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).
     """
 
     packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`

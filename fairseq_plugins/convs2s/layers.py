@@ -237,14 +237,14 @@ class StepConvolution:
 
 
 class PairedConvolution:
-    """A convolution with kernel 3, like `StepConvolution`, but with four products for two steps instead of six.
+    """A convolution with kernel 3 that needs four products for two steps; `StepConvolution` needs six products.
 
     The module `cpu.convolution` defines the products m_0 to m_3 and the two outputs.  Only m_3 needs the input of the
     second step.  The first step computes m_0, m_1 and m_2, and stores m_1 - m_2.  The second step adds m_3.
 
     Attributes:
         inputs: last two inputs of each row.
-        rest: m_1 - m_2 between the two steps of a pair, otherwise None.
+        rest: the difference m_1 - m_2 after the first step of a pair, None after the second step.
     """
 
     def __init__(self, products: Sequence[Callable[[Tensor], Tensor]], zeros: Tensor) -> None:

@@ -141,7 +141,8 @@ class ConvS2SDecoder(IncrementalDecoder):
             h = shortcut(h, outputs)
             outputs.append(h)
         features = self.dropout(self.to_embedding(h.transpose(0, 1)))
-        # An average over the layers with attention sums to one.  fairseq, however, divides by the number of all layers.
+        # The average is over the layers with attention, so that the attention weights of a target word sum to one.
+        # fairseq divides the sum of the weights by the number of all layers instead.
         return features, torch.stack(attention).mean(dim=0) if self.wants_attention else None
 
     def features_of_prefixes(self, tree: PrefixTree, source: Source) -> Tensor:

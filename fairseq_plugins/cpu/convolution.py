@@ -29,7 +29,7 @@ from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
 
 # Minimum input width for computing pairs of outputs.  A pair needs fewer products and more sums than two separate
-# outputs.  In narrower layers, the additional sums take as long as the products that a pair saves.
+# outputs.  In layers with narrower inputs, a pair's additional sums take as long as the products that a pair saves.
 NARROWEST = 512
 
 
@@ -77,8 +77,8 @@ def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights 
 
     The inputs have the width ``dim``, and the device and dtype of ``like``.
 
-    Pairs are not faster in precisions below float32.  The answer does not depend on the batch size, because otherwise
-    batches of different sizes would have to pack different matrices.
+    `convolve_in_pairs` is not faster in precisions below float32.  The choice between the two methods does not depend
+    on the batch size: each method packs its own matrices, and batches of different sizes are to use the same matrices.
     """
     return (
         kernel == 3 and dim >= NARROWEST and packing is not None and packing.precision == "float32" and can_pack(like)

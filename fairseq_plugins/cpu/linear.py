@@ -94,12 +94,12 @@ def _cpu_family() -> tuple[str, int] | None:
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:
     """Return ``y_i + x_i W_i`` for each of M blocks of columns, and overwrite y.
 
-    The operands of a batched product have the shape (M, ...), so a batched product would have to copy x and y.  On a
-    CPU, this function therefore computes one product per block, which reads and writes the block's columns in place.
-    GPUs use the batched product.  `torch.export` also uses the batched product, because it rejects in-place products.
+    A batched product needs operands of the shape (M, ...), and would have to copy x and y into this layout.  On a CPU,
+    this function therefore computes one product per block, which reads and writes the block's columns in place.  GPUs
+    use the batched product.  `torch.export` also uses the batched product, because it rejects in-place products.
 
     Args:
-        y: summands y_i side by side, (N, M·b), like the result; do not use y afterwards.
+        y: summands y_i side by side, (N, M·b), which is also the result's shape; do not use y afterwards.
         x: inputs x_i side by side, (N, M·a).
         weight: blocks W_i, (M, a, b).
     """

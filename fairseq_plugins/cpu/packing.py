@@ -50,7 +50,7 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None, precision: str = "float32") -> None:
         pack, _ = PRECISIONS[precision]
-        bias = None if bias is None else bias.detach().clone()  # a copy, because the caller may modify its bias
+        bias = None if bias is None else bias.detach().clone()  # copy: the caller may modify the original bias
         self._product = pack(weight.detach(), bias)
         self.outputs = len(weight)
         self.number = torch.tensor(next(_NUMBERS))
@@ -90,7 +90,8 @@ def _pack_int8(weight: Tensor, bias: Tensor | None) -> Product:
     size for all rows.  If one row contained infinity or NaN, the step size would be useless for all rows.  Such a row
     is therefore multiplied separately, in float32.
 
-    A CPU without VNNI adds pairs of products in 16 bits.  Inputs then have only 128 steps, to avoid an overflow.
+    A CPU without VNNI adds pairs of products in 16 bits.  To avoid an overflow on such a CPU, inputs are rounded to
+    only 128 steps.
     """
     if not weight.isfinite().all():
         return _pack_float32(weight, bias)
@@ -271,19 +272,22 @@ def prepare_linear(
         packed = PackedLinear(weight, bias)
     else:
         return partial(F.linear, weight=weight, bias=bias)
-    # torch 2.6 would recompile a step for each `PackedLinear` object, but not for each partial function.
+    # Return a `functools.partial` object: torch 2.6 would recompile a step for each new `PackedLinear` object, but does
+    # not recompile a step for each new `functools.partial` object.
     return partial(PackedLinear.__call__, packed)
 
 
 def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return ``compute(*weights)``, by `BatchWeights.cached` if ``packing`` is given and the weights can be packed."""
+    """Return ``compute(*weights)``, and cache the result if ``packing`` is given and the weights can be packed."""
     return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
 
 
 def _fingerprint(weight: Tensor) -> object:
-    """Return a fingerprint of a weight: the bytes of a vector, or of the product of a matrix with a random vector.
+    """Return a fingerprint of a weight, by which `BatchWeights` detects changes of the weight.
 
-    Row sums would be slightly faster to compute than this product, but would hardly change if two columns were swapped.
+    The fingerprint of a vector is its bytes.  The fingerprint of a matrix contains the bytes of the matrix's product
+    with a random vector.  The sums of the matrix's rows would be slightly faster to compute than this product, but if
+    two columns were swapped, these sums would hardly change and the fingerprint could miss the swap.
     """
     if weight.dim() == 1:
         return weight.numpy().tobytes()

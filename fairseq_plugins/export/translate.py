@@ -124,10 +124,10 @@ class Decoding:
         self.state |= {"candidates": candidates, "count": np.array([min(2 * beam + 3, len(candidates))])}
 
     def step(self, tokens: Array, order: Array, rules: Array) -> list[Array]:
-        """Decode one word per row.  ``tokens``, (B, k), has the last word of each row; ``order``, (B, k), has the index
-        of the row of the previous step that each row continues.  Return the scores of possible next words, (R, n),
-        these words, (R, n), and for each row the position of the source word with the largest attention, (R,).  The
-        last two of the n words are the unknown word and the end of the sentence."""
+        """Decode one word per row.  ``tokens``, (B, k), has the last word of each row.  ``order``, (B, k), has the
+        index of each row's parent, a row of the previous step.  Return the scores of possible next words, (R, n), these
+        words, (R, n), and for each row the position of the source word with the largest attention, (R,).  The last two
+        of the n words are the unknown word and the end of the sentence."""
         given = {"tokens": tokens.ravel(), "order": order.ravel(), "rules": rules}
         if self.past:
             given["past"] = self.look_back(order)
@@ -181,8 +181,8 @@ class Decoding:
 def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any]:
     """Return the nbest hypotheses of each sentence.
 
-    A hypothesis has a score and a triple for each word: the word, the position of the source word with the largest
-    attention, and the index of the row that this word extends.
+    A hypothesis is a list of triples, one triple per target word, and a score.  A triple has the target word, the
+    position of the source word with the largest attention, and the index of the row to which the target word was added.
     """
     sentences: Array = np.arange(len(decoding.seen))
     k, order = o.beam, sentences[:, None]  # one row per sentence at first, because k rows would be equal
@@ -194,7 +194,7 @@ def search(decoding: Decoding, eos: int, o: Namespace, longest: int) -> list[Any
         scores, words, attended = decoding.step(tokens, order, np.array(rules, np.float32))
         scores, words = (x[:, -1:] if step == longest else x for x in (scores, words))
         # Select the 2k best continuations of each sentence.  An end-of-sentence token among the k best
-        # continuations finishes a hypothesis.  The k best continuations by other words are extended in the next step.
+        # continuations finishes a hypothesis.  The k best continuations without this token go on to the next step.
         scores = (scores + totals.reshape(-1, 1)).reshape(len(sentences), -1)
         at, rows = np.argsort(-scores, axis=1, kind="stable")[:, : 2 * k], np.arange(len(sentences))[:, None]
         scores, tokens = scores[rows, at], words.reshape(scores.shape)[rows, at]
@@ -353,8 +353,8 @@ class Translator:
         return words
 
     def batch(self, sources: list[list[str]], o: Namespace, part: int = 0, parts: int = 1) -> list[dict[str, Any]]:
-        """Return the result of `explain` for each source, or only for the sources of one part of the batch: every
-        ``parts``-th source from ``part`` on.  The longest source must be last."""
+        """Return the result of `explain` for each source of one part of the batch; by default, of the whole batch.
+        Source i belongs to the part with the number i modulo ``parts``.  The longest source must be last."""
         c, length = self.config, len(sources[-1]) + 1
         numbers = [[*(self.numbers.get(word, c["unk"]) for word in words), c["eos"]] for words in sources]
         source = np.array([each + [c["pad"]] * (length - len(each)) for each in numbers])
@@ -405,7 +405,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
     more = [
         ("buffer", (1000, "number of lines that are read together from a file")),
-        ("threads", (CORES, "number of batches translated in parallel; for typed lines, number of threads of a batch")),
+        ("threads", (CORES, "number of threads; each thread translates one batch, but all threads share a typed line")),
     ]
     for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")

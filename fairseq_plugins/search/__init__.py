@@ -1,4 +1,4 @@
-"""Beam search on tensors, the generator and CUDA graphs that run the search, and the `translation_fast` task."""
+"""The `translation_fast` task, its fast beam search, and the CUDA graphs that run this search on a GPU."""
 
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.search.task import TranslationFastTask

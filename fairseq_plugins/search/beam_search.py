@@ -32,7 +32,7 @@ class BeamState:
         in_place: whether log-probabilities may overwrite the logits.
 
     Attributes:
-        sentences: index in the batch of each sentence that is not dropped, (B,).
+        sentences: indices of the sentences that are not dropped, among all sentences of the batch, (B,).
     """
 
     def __init__(self, decoding: Decoding, rules: TokenRules, rows: int, in_place: bool = False) -> None:

@@ -254,7 +254,8 @@ class FastBeamSearch(SequenceGenerator):
         first = torch.tensor(self.eos if bos is None else bos)
         constrained = None if constraints is None else constraints[:, 1:]
         words = self.candidates.words(source, first, prefix, constrained, self.token_indices_to_suppress)
-        # This plugin's search needs k candidates, fairseq's search needs 2k, and both also need the padding symbol.
+        # The padding symbol is a candidate, but never part of a translation.  Therefore this plugin's search needs at
+        # least k + 1 candidates, and fairseq's search needs at least 2k + 1.
         # Top-k sampling needs as many candidates as the number of words from which it samples.
         needed = self.beam_size + 1
         if not self._is_plain_beam_search():

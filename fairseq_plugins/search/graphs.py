@@ -143,7 +143,7 @@ class _CapturedSearch:
 def capture_cuda_graph(run: Run) -> Run:
     """Return a function that replays ``run`` as a CUDA graph.
 
-    Two warm-up runs before the capture compile code and allocate memory.
+    Before the capture, ``run`` is called twice, to compile code and allocate memory.
     """
     with _CAPTURE_LOCK:
         stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
@@ -152,7 +152,8 @@ def capture_cuda_graph(run: Run) -> Run:
             for _ in range(2):
                 run()
         torch.cuda.current_stream().wait_stream(stream)
-        # No graph needs the outputs of another graph after a replay, so all graphs share one memory pool.
+        # All graphs share one memory pool.  A replay can overwrite the outputs of other graphs, but these outputs are
+        # no longer needed.
         pool = _pool(torch.cuda.current_device())
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             run()
@@ -177,8 +178,8 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    The attributes of an object are searched if the object's class is defined in one of ``packages``.  For the parts of
-    a decoder's state, the package that defines the state is added to ``packages``.
+    The attributes of an object are searched if the object's class is defined in one of ``packages``.  A decoder's state
+    from another package is also searched.  Inside this state, that package counts as one of ``packages``.
     """
     match part:
         case Tensor():

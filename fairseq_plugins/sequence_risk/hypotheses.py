@@ -32,9 +32,10 @@ _MIN_LPROB = -80.0  # exp of this number is still positive in float32
 
 
 class HypothesisGenerator:
-    """Generate up to ``count`` hypotheses per sentence by beam search, or by sampling in training if ``sampling``.
+    """Generate up to ``count`` hypotheses per sentence, by beam search or by sampling.
 
-    If the task is `translation_fast`, the task determines the candidate words and the precision.
+    The generator samples if ``sampling`` is true and the model is in training mode; otherwise it uses beam search.  If
+    the task is `translation_fast`, the task determines the candidate words and the precision.
     """
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
@@ -49,7 +50,8 @@ class HypothesisGenerator:
         """
         samples = self.sampling and model.training
         with _evaluating(model):
-            # Build a generator for each batch, because the model is an argument and its mode determines the search.
+            # Build a generator for each batch, because each call can get another model, and because the choice between
+            # beam search and sampling depends on the model's mode.
             generator = _Search(
                 [model],
                 self.task.target_dictionary,

@@ -95,7 +95,10 @@ class Candidates:
         return cls(translations, always)  # type: ignore[arg-type]
 
     def mask(self, src_tokens: Tensor) -> Tensor:
-        """Return a mask, (V,), that is true for the candidates of the source words in a tensor of any shape."""
+        """Return a mask, (V,), that is true for the candidates of the given source words.
+
+        ``src_tokens`` may have any shape.
+        """
         if self.always.device != src_tokens.device:
             # Move `always` last: a thread that sees `always` on the new device must also find `translations` there.
             self.translations = self.translations.to(src_tokens.device)
@@ -149,10 +152,10 @@ def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: 
 
 
 def _lines(path: Path, form: str) -> Iterator[list[str]]:
-    """Yield the fields of each line; ``form`` names the fields.
+    """Yield the fields of each line; ``form`` has the names of the fields, for example ``"target count"``.
 
-    The last field is a number.  In lines without a source word, the numbers must not increase.  In lines with a source
-    word, the numbers of each source word must not increase.
+    The last field is a number.  If a file has no source words, this number must not increase from line to line.  If a
+    file has source words, this number must not increase from line to line among the lines of one source word.
     """
     if not path.is_file():
         raise ValueError(f"{path} does not exist: --candidates needs a folder made by `fairseq-plugins lexicon`")

@@ -26,8 +26,8 @@ class SourceWords(list[Any]):
 
     Args:
         printed: the alignment that fairseq prints; empty without ``--print-alignment``.
-        attention: attention of the hypothesis, (source tokens, target tokens).
-        is_word: whether each source token is a word, (source tokens).
+        attention: attention of the hypothesis, a tensor of shape (source tokens, target tokens).
+        is_word: a mask of shape (source tokens,), true for each source token that is a word.
         offset: position of the aligned source word, minus the position of the source word with the largest attention.
     """
 

@@ -86,7 +86,7 @@ class BranchedBlock(nn.Module):
         self.relu_dropout = Dropout(relu_dropout, module_name=owner)
 
     def plain(self, x: Tensor, heads: Tensor) -> Tensor:
-        """Compute the layer as the module's equations are written; `forward` computes the same function faster."""
+        """Compute the layer by equations 6 and 7, without folding; `forward` computes the same function faster."""
         M, kappa = self.branches, self.kappa()
         parts = zip(heads.chunk(M, dim=-1), self.out.weight.chunk(M, dim=1), strict=True)
         h = [kappa[i] * F.linear(head, out) for i, (head, out) in enumerate(parts)]
@@ -156,7 +156,7 @@ def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tenso
 
 
 def fold_alpha(second: Tensor, alpha: Tensor) -> tuple[Tensor]:
-    """Return `FoldedWeights.second`, as a tuple, for W_2, (d, d_ff)."""
+    """Return a tuple with one element, `FoldedWeights.second`; the argument ``second`` is W_2, (d, d_ff)."""
     return (second * alpha.repeat_interleave(second.size(1) // len(alpha)),)
 
 
@@ -175,7 +175,7 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the branch weights of each token, (..., d) -> (..., M)."""
-        scores = F.linear(x, self.projection.weight)  # never use int8: rounded scores could select other branches
+        scores = F.linear(x, self.projection.weight)  # not in int8: rounding could change the k largest scores
         kept, indices = scores.topk(self.topk, dim=-1)
         return torch.zeros_like(scores).scatter(-1, indices, softmax(kept) * self.topk)
 
@@ -265,7 +265,7 @@ def near_uniform_point(size: int) -> Tensor:
 
 
 def check_simplex(model: nn.Module) -> None:
-    """Refuse κ or α that are not on the simplex, because an optimizer without projection has trained them."""
+    """Refuse a model whose κ or α are not on the simplex; optimizers that do not project them cause this."""
     points = [module.point() for module in model.modules() if isinstance(module, SimplexVector)]
     if points and not bool(torch.stack([_lies_on_simplex(point) for point in points]).all()):
         raise ValueError(

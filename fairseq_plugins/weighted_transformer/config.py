@@ -67,8 +67,8 @@ class WeightedTransformerConfig(FairseqDataclass):
     )
     branch_constraint: ChoiceEnum(["simplex", "softmax"]) = option(  # type: ignore[valid-type]
         "simplex",
-        "how kappa and alpha stay on the simplex: --optimizer simplex_adam projects them onto the simplex (simplex), "
-        "or they are the softmax of parameters (softmax)",
+        "how kappa and alpha stay on the simplex: simplex (a projection by --optimizer simplex_adam), or softmax (a "
+        "softmax of the trained parameters)",
     )
     branch_gating_topk: Optional[int] = option(
         None, "replace alpha by a gate that selects this many branches for each token (section 4.5)", SIZE
@@ -133,5 +133,6 @@ class WeightedInverseSqrtConfig(FairseqDataclass):
     lr_scale: float = option(1.0, "factor of the network's learning rate", NOT_NEGATIVE)
     branch_lr_scale: float = option(1.0, "factor of the learning rate of kappa and alpha", NOT_NEGATIVE)
     encoder_embed_dim: Optional[int] = option(II("model.encoder_embed_dim"), allowed=SIZE)
-    # A Transformer has a number here.  A convolutional model has a list of layers; the schedule refuses such a model.
+    # encoder_layers is a number for a Transformer, and a list for a convolutional model.  The schedule refuses a list,
+    # because it computes the rate of kappa and alpha from the number of layers.
     encoder_layers: Optional[str] = II("model.encoder_layers")

@@ -62,7 +62,7 @@ class DecoderLayer(nn.Module):
     def forward(self, x: Tensor, source: Source, seen: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compute the layer, (B, T, d) -> (B, T, d).
 
-        Self-attention is causal, unless ``seen``, the bias of its scores, is given.
+        If ``seen`` is None, self-attention is causal.  Otherwise, ``seen`` is the bias of the self-attention scores.
 
         Returns:
             Two tensors: the output of the layer, and the input of source attention.  The weights of source attention
@@ -260,10 +260,11 @@ class _Layer:
 
 
 class Ancestry:
-    """A table that names, for each row and each earlier step, the hypothesis (0 to k - 1) that the row continues.
+    """A table of each row's ancestors: for each earlier step, the number (0 to k - 1) of the row's ancestor.
 
-    Keys and values of earlier steps are never moved.  Each step stores k keys and values per sentence, and a row
-    attends only to the keys of its ancestors.  If ``fixed``, steps update the table, (B, k, capacity), in place.
+    The ancestors of a row are the rows of earlier steps that the row continues.  Keys and values of earlier steps are
+    never moved.  Each step stores k keys and values per sentence, and a row attends only to the keys of its ancestors.
+    If ``fixed``, steps update the table, (B, k, capacity), in place.
     """
 
     def __init__(self, sentences: int, beam: int, capacity: int, device: torch.device, fixed: bool = False) -> None:

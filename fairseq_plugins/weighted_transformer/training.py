@@ -158,7 +158,7 @@ class WeightedInverseSqrt(FairseqLRScheduler):
         }
         if not str(sizes["encoder_layers"]).isdigit():
             raise ValueError(
-                "--lr-scheduler weighted_inverse_sqrt needs a Transformer with a number as --encoder-layers, got "
+                "--lr-scheduler weighted_inverse_sqrt needs a Transformer, whose --encoder-layers is a number, got "
                 f"{sizes['encoder_layers']}; use another --lr-scheduler"
             )
         self.dim, self.layers = map(int, sizes.values())
@@ -211,7 +211,10 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 
 @torch.no_grad()
 def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return entropy and ratio of κ and of α, averaged over the layers, as scalars on the model's device."""
+    """Return entropies and ratios of the branch weights κ and α, as scalars on the model's device.
+
+    The ratio is the largest branch weight divided by the smallest.  Entropies and ratios are averaged over the layers.
+    """
     vectors: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, SimplexVector):
