@@ -72,6 +72,12 @@ def test_documents_are_in_one_part_and_stay_there(tmp_path: Path) -> None:
         assert len(copies) == 30 + len(more)
         assert set(found[out].values()) == {"train", "valid", "test"}
     assert found["one"].items() <= found["two"].items()
+    for folder, every, named in (("po", 2, "--every"), ("empty", 40, "empty")):
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        result = python(SPLIT, tmp_path / folder, tmp_path / "none", "--every", every)
+        assert named in result.stderr
+        assert "Traceback" not in result.stderr
+        assert not (tmp_path / "none").exists()
 
 
 TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}

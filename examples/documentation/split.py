@@ -27,7 +27,11 @@ def main() -> None:
         "--every", type=int, default=40, metavar="N", help="put one file in N into each held-out part (default: 40)"
     )
     args = parser.parse_args()
+    if args.every < 3:
+        parser.error(f"--every must be at least 3, got {args.every}")
     files = sorted(path for path in args.catalogues.rglob("*.po") if path.is_file())
+    if not files:
+        sys.exit(f"{args.catalogues} contains no catalogues (*.po): choose another folder")
     parts = {
         path: HELD_OUT.get(zlib.crc32(bytes(path.relative_to(args.catalogues))) % args.every, "train") for path in files
     }
