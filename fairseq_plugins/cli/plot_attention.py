@@ -74,7 +74,7 @@ def run(args: Namespace) -> None:
     data, path, segment = args.data, args.path, None
     if (Path(data) / SETTINGS).exists():
         if args.bpe_codes is not None:
-            raise ValueError("--bpe-codes: not allowed with own-data's folder, which has subwords; remove the option")
+            raise ValueError(f"--bpe-codes: not allowed, because own-data saved subwords in {data}; remove the option")
         folder, model = find_model(Path(data), args.arch)
         data, path, segment = str(folder.binary), path or model / "checkpoint_best.pt", source_segmenter(folder)
     elif args.arch is not None:

@@ -67,7 +67,7 @@ def refuse_unread_options(load: Any, *args: Any, **kwargs: Any) -> Any:
     sections = [section for section in cfg.values() if isinstance(section, DictConfig | Namespace)]
     for option in kwargs.keys() - cfg.keys():
         if tasks_with(option) and not any(option in section for section in sections):
-            raise ValueError(f"{option} is not an option of task={task!r}; give task=, one of {tasks_with(option)}")
+            raise ValueError(f"{option} is not an option of task={task!r}; set task to one of {tasks_with(option)}")
     return loaded
 
 

@@ -1,4 +1,4 @@
-"""No option, file name or archive runs code, reads the environment, or writes outside its folder.
+"""Prevent options, file names and archives from running code, reading environment variables or writing elsewhere.
 
 The module `fairseq_plugins.repairs.checkpoints` prevents checkpoints from running code.
 """

@@ -1,7 +1,8 @@
 """The branches of a Weighted Transformer layer (Ahmed et al. 2017, section 3), and their weights on the simplex.
 
-M branches, one per head; N tokens; d model width, v = d/M width of a head; d_ff inner width of all feed-forward
-networks, F = d_ff/M inner width of one branch's network; x input of the layer.
+Symbols: M is the number of branches, with one head each.  N is the number of tokens.  The model has width d, and a head
+has width v = d/M.  All feed-forward networks together have inner width d_ff, and the network of one branch has inner
+width F = d_ff/M.  The input of the layer is x.
 
     h̄_i = κ_i head_i W^O_i                                                            (equation 6)
     FFN_i(z) = max(0, z W_1i + b_1i) W_2i
@@ -149,7 +150,7 @@ class FoldedWeights(NamedTuple):
 
 
 def fold_kappa(out: Tensor, first: Tensor, kappa: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `FoldedWeights.out` and `FoldedWeights.first` for W^O, (d, d), and W_1, (d_ff, d)."""
+    """Return `FoldedWeights.out` and `FoldedWeights.first`; ``out`` is W^O, (d, d), and ``first`` is W_1, (d_ff, d)."""
     M = len(kappa)
     out = out * kappa.repeat_interleave(out.size(1) // M)
     return out, torch.bmm(out.t().unflatten(0, (M, -1)), first.unflatten(0, (M, -1)).transpose(1, 2))
