@@ -42,7 +42,10 @@ class AttentiveLSTM(nn.Module):
         self.recurrent = Linear(hidden_size, 4 * hidden_size, bias=False)
 
     def forward(self, g: Tensor, source: Source) -> tuple[Tensor, Tensor]:
-        """Compute ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)``, ``c_i = Σ_j a_ij values_j`` and ``h_{i+1}``.
+        """Compute the states one after another.
+
+        Step i attends to the source: ``d_i = W_d h_i + b_d + g_i``, ``a_i = softmax(d_i · keys)`` and
+        ``c_i = Σ_j a_ij values_j``.
 
         Returns:
             States h_{i+1}, (B, T, H), for embeddings g, (B, T, f), and the attention a, (B, T, S), without gradient.
