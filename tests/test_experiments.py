@@ -68,7 +68,7 @@ def test_from_the_data_to_the_score(recipe: str, tmp_path: Path) -> None:
         devices = [device for device, command, _ in shown if command == "fairseq-generate"]
         assert sorted(devices) == ["98"] * 3 + ["99"] * 3  # two seeds and their ensemble
     if recipe == FAST:  # the table and the best penalty
-        best = re.search(r"^best of 6 sentences: --lenpen (\S+)$", result.stdout, re.MULTILINE)
+        best = re.search(r"^best options on 6 sentences: --lenpen (\S+)$", result.stdout, re.MULTILINE)
         assert best is not None
         assert f"--tokenizer moses --source-lang en --target-lang de --lenpen {best[1]}\n" in result.stdout
     ensembles = 2 if recipe == WORDS else 1

@@ -98,8 +98,8 @@ def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
 
 
 def _read_lines(path: Path) -> Iterator[_Line]:
-    # Lines are read as bytes, because text may contain other characters that Python treats as line ends. A carriage
-    # return at the end of a line is dropped.
+    # Lines are read as bytes, because Python's text mode would also end a line at a carriage return within a sentence.
+    # A carriage return before the line feed is dropped.
     with path.open("rb") as file:
         for count, line in enumerate(decoded(file, path), start=1):
             if match := re.fullmatch(r"([STHDPA])-([0-9]{1,18})\t([^\n]*?)\r?(\n?)", line):

@@ -24,7 +24,7 @@ COMMANDS = {
     "average": ("average", "average the checkpoints of a training"),
     "lexicon": ("lexicon", "extract a bilingual lexicon from parallel text"),
     "plot-attention": ("plot_attention", "draw the attention of a translation"),
-    "plot-branches": ("plot_branches", "draw the branch weights of a Weighted Transformer over the training"),
+    "plot-branches": ("plot_branches", "draw how a Weighted Transformer's branch weights change during training"),
     "plot-loss": ("plot_loss", "draw the losses in fairseq's logs"),
     "score": ("score", "print BLEU, chrF or ROUGE of translations"),
     "tune-length": ("tune_length", "find the best length penalty for n-best lists, without decoding again"),

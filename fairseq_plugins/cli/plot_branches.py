@@ -1,4 +1,4 @@
-"""Draw the branch weights κ and α of a Weighted Transformer over the training (Ahmed et al. 2017, figure 3)."""
+"""Draw how a Weighted Transformer's branch weights κ and α change during training (Ahmed et al. 2017, figure 3)."""
 
 from __future__ import annotations
 

@@ -46,7 +46,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         action="append",
         default=[],
         metavar=("NAME", "LOG"),
-        help="a name, and the logs of one setting with several seeds, drawn as one line with a band; may be repeated",
+        help="NAME of a setting, and LOGs of its trainings with different seeds; these logs are drawn as one line with "
+        "a band; the option may be repeated",
         dest="runs",
     )
     add_picture(parser, default="loss.png")
@@ -108,7 +109,8 @@ def records(text: str) -> list[dict[str, Any]]:
 def read_curve(log: Path) -> list[Point]:
     """Return the validations in a log; if a resumed training repeats a validation, the later result counts.
 
-    With ``--log-file``, fairseq writes each line of a run's n-th epoch n times; repeated lines count once.
+    With ``--log-file``, fairseq writes each line of a run's second epoch twice, each line of the third epoch three
+    times, and so on.  Repeated lines count once.
     """
     training: dict[int, float] = {}  # losses, by number of updates
     curve: dict[int, Point] = {}

@@ -49,7 +49,8 @@ def stoppable() -> Iterator[None]:
             (number,) = stop.args
             print("fairseq-plugins: stopped", file=sys.stderr)
             signal.signal(number, signal.SIG_DFL)
-            # The process is killed by the signal instead of exiting, so that a shell ends a loop around the command.
+            # The signal kills the process.  If the process exited with a status instead, a shell that runs the command
+            # in a loop would continue the loop.
             signal.raise_signal(number)
 
 

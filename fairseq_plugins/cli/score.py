@@ -85,7 +85,7 @@ def run(args: Namespace) -> None:
     if args.arch is not None or not args.generated or not args.reference:
         raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
-        raise ValueError("--reference with several files, and --bytes: only allowed with --rouge; add --rouge")
+        raise ValueError("--bytes, or several files after --reference: only allowed with --rouge; add --rouge")
     if args.rouge and (args.lowercase or args.tokenised is not None):
         raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
     found: dict[str, list[float]] = {}

@@ -95,7 +95,7 @@ def run(args: Namespace) -> None:
         print(f"{held_out.describe()}\n")
         sentences = held_out.sentences
     elif args.arch is not None:
-        raise ValueError("--arch: only allowed with own-data's folder; remove the option")
+        raise ValueError("--arch: only allowed if GENERATED is own-data's folder; remove the option")
     else:
         sentences = read_generated(args.generated)
     if all(len(sentence.hypotheses) == 1 for sentence in sentences):
@@ -115,7 +115,7 @@ def run(args: Namespace) -> None:
         print(f"{alpha:5g}  {penalty:7g}  {score.score:6.2f}  {score.ratio:6.3f}")
     alpha, penalty = min(bleu, key=lambda tried: (-bleu[tried], abs(tried[0] - 1), abs(tried[1])))
     word_penalty = f" --task translation_fast --word-penalty={penalty:g}" if penalty else ""
-    print(f"best of {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
+    print(f"best options on {len(sentences)} sentences: --lenpen {alpha:g}{word_penalty}")
 
 
 def validation_lists(output: Path, arch: str | None, user_dir: Path) -> HeldOut:

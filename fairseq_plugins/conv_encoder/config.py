@@ -47,7 +47,8 @@ _OF_TYPES = {
 }
 
 
-# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
+# An option that is None gets its value from the architecture if the architecture sets it (`register_presets`), and
+# otherwise from `resolve_config`.
 @dataclass
 class ConvEncoderConfig(FairseqDataclass):
     dropout: Optional[float] = option(
@@ -73,7 +74,7 @@ class ConvEncoderConfig(FairseqDataclass):
         False, "convolutional: no residual connections (panel b of the paper's figure on encoder depth)"
     )
     single_stack: bool = option(False, "convolutional: use the outputs of CNN-a as values, without CNN-c (section 5.3)")
-    no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling: no position embeddings")
+    no_encoder_positional_embeddings: bool = option(False, "convolutional and pooling encoders: no position embeddings")
     pooling_width: int = option(5, "pooling: k, the number of embeddings that are averaged; must be odd", SIZE)
     encoder_hidden_size: Optional[int] = option(
         None, "lstm and bilstm: units of an LSTM layer, per direction for bilstm", SIZE

@@ -1,6 +1,7 @@
 """A Convolutional Encoder Model for Neural Machine Translation (Gehring et al. 2016, arXiv 1611.02344).
 
-An encoder consists of two stacks of convolutions (section 3.2), of pooling (section 3.1), or of LSTMs (section 2).
+The encoder has one of three types: two stacks of convolutions (section 3.2), average pooling of embeddings
+(section 3.1), or LSTM layers (section 2).
 
 B sentences, S source positions, f embedding width, C layer width.
 """
@@ -96,10 +97,11 @@ class Convolution(nn.Module):
     """A centred convolution, whose window has one more position on the right if the kernel width is even.
 
     Section 4.3 divides the gradients of convolutions with d inputs by √d.  Without this division, the layers of a stack
-    saturate.  However, optimizers that normalise gradients, such as Adam, would undo the division.  Therefore the
-    parameters of this module are √d times the convolution's weight and bias, but receive the gradients of weight and
-    bias.  A step of any optimizer then changes weight and bias by 1/√d of the usual amount.  With plain SGD,
-    multiplying the parameters by √d has the same effect as dividing their gradients by √d.
+    saturate.  However, optimizers that normalise gradients, such as Adam, would undo the division.  Therefore this
+    module stores the convolution's weight and bias multiplied by √d as its parameters.  The backward pass gives these
+    parameters the gradients of weight and bias unchanged, without the factor 1/√d of the chain rule.  A step of any
+    optimizer then changes weight and bias by 1/√d of the usual amount.  A step of plain SGD has the same effect as a
+    step with the paper's divided gradients.
 
     Gradient clipping limits the norm of the gradients that are not divided by √d.  This norm is 1.15 to 1.4 times as
     large as the norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).

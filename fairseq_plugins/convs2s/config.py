@@ -23,7 +23,8 @@ DEFAULTS = {
 }
 
 
-# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
+# An option that is None gets its value from the architecture if the architecture sets it (`register_presets`), and
+# otherwise from `resolve_config`.
 @dataclass
 class ConvS2SConfig(FairseqDataclass):
     dropout: float = option(0.1, "dropout on embeddings, decoder output and the input of each convolution", FRACTION)
@@ -76,7 +77,7 @@ def resolve_config(cfg: Options) -> None:
 _WMT_EN_DE = "[(512, 3)] * 10 + [(768, 3)] * 3 + [(2048, 1)] * 2"
 
 # The paper states 15 layers but lists only 14: 5 with 512 units, 4 with 768, 3 with 1024, one with 2048 and one with
-# 4096.  The architecture in the authors' fairseq has 6 layers with 512 units, 15 layers in total, and is used here.
+# 4096.  The authors' fairseq has 6 instead of 5 layers with 512 units, which makes 15 layers; we use its architecture.
 # However, the paper also states a context of 25 words.  12 layers with kernel 3, as in the paper's list, have this
 # context; 13 layers have a context of 27 words.
 _WMT_EN_FR = "[(512, 3)] * 6 + [(768, 3)] * 4 + [(1024, 3)] * 3 + [(2048, 1)] + [(4096, 1)]"

@@ -101,7 +101,8 @@ def _renamed(name: str, side: str, module: str) -> str:
 def _normalised(target: str, magnitude: Tensor, direction: Tensor) -> dict[str, Tensor]:
     """Return the parameters of a normalised weight with one magnitude per output.
 
-    Outputs are the first dimension of a matrix, and the last dimension of a convolution's weight.
+    A linear layer's weight has the shape (outputs, inputs).  A convolution's weight has the shape (kernel width,
+    inputs, outputs).
     """
     weight_dim = 0 if direction.dim() == 2 else 2
     expected = [size if axis == weight_dim else 1 for axis, size in enumerate(direction.shape)]

@@ -321,7 +321,7 @@ class Translator:
         work = [(places, 0, 1) for places in batches[: len(batches) - rest]]
         for number, places in enumerate(batches[len(batches) - rest :]):
             parts = self.batches // rest + (number < self.batches % rest)
-            parts = max(1, min(parts, len(places) // 2))  # parts of a single sentence would be inefficient
+            parts = max(1, min(parts, len(places) // 2))  # two sentences or more per part: one would be inefficient
             work += [(places, part, parts) for part in range(parts)]
         with ThreadPoolExecutor(self.batches) as pool:  # after an error, map cancels batches that have not started
             translated = pool.map(lambda each: self.batch([sources[at] for at in each[0]], o, *each[1:]), work)
@@ -405,7 +405,7 @@ def main() -> None:
     parser = ArgumentParser(description=__doc__.splitlines()[0], formatter_class=ArgumentDefaultsHelpFormatter)
     more = [
         ("buffer", (1000, "number of lines that are read together from a file")),
-        ("threads", (CORES, "number of threads; each thread translates one batch, but all threads share a typed line")),
+        ("threads", (CORES, "number of threads; each translates one batch, but all together translate a typed line")),
     ]
     for name, (default, text) in [*OPTIONS.items(), *more]:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help=text, metavar="N")

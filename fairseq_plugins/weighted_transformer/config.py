@@ -36,7 +36,8 @@ DEFAULTS = {
 }
 
 
-# Options that are None get their values from the architecture, see `register_presets`, or from `resolve_config`.
+# An option that is None gets its value from the architecture if the architecture sets it (`register_presets`), and
+# otherwise from `resolve_config`.
 @dataclass
 class WeightedTransformerConfig(FairseqDataclass):
     dropout: Optional[float] = option(None, "dropout on embeddings and on the output of each block", FRACTION)

@@ -107,7 +107,7 @@ def test_the_length_penalty_of_a_folder(made: SimpleNamespace, capfd: pytest.Cap
         printed = capfd.readouterr()
         assert ("$ fairseq-generate " in printed.err) == (call == 0)
         assert "validation part (held-out lines: 29)" in printed.out
-        assert re.search(r"^best of 29 sentences: --lenpen [12]$", printed.out, re.MULTILINE)
+        assert re.search(r"^best options on 29 sentences: --lenpen [12]$", printed.out, re.MULTILINE)
     texts: dict[int, list[str]] = {}
     for line in (made.model / "nbest" / "generate-valid.txt").read_text(encoding="utf-8").split("\n"):
         if line.startswith("D-"):

@@ -73,7 +73,7 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
     assert [line.split()[0] for line in lines[1:-1]] == [f"{tenths / 10:g}" for tenths in range(21)]
     assert lines[5].split() == ["0.4", "0", "0.00", "0.250"]
     assert lines[6].split() == ["0.5", "0", "100.00", "1.000"]
-    assert lines[-1] == "best of 2 sentences: --lenpen 1"  # of the best, the closest to fairseq's default
+    assert lines[-1] == "best options on 2 sentences: --lenpen 1"  # of the best, the closest to fairseq's default
     tune(toy, "--alphas", 2, 1.5, 0)
     assert capsys.readouterr().out.endswith(": --lenpen 1.5\n")
 
@@ -91,7 +91,7 @@ def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split()[:3] for line in lines[1:-1]] == [
         *(["0", "0", "0.00"], ["0", "0.5", "100.00"], ["0", "0.3", "100.00"], ["0", "-1", "0.00"]),
     ]
-    assert lines[-1] == "best of 2 sentences: --lenpen 0 --task translation_fast --word-penalty=0.3"
+    assert lines[-1] == "best options on 2 sentences: --lenpen 0 --task translation_fast --word-penalty=0.3"
 
 
 def with_last_text(text: str) -> str:

@@ -76,7 +76,7 @@ def clean(
         parts: pairs of ``train``, and optionally of ``valid`` and ``test``.
         languages: source and target language.
         folder: output folder.
-        keep: cleaning rules in `OPTIONAL` to skip; pairs that break only these rules are kept.
+        keep: cleaning rules in `OPTIONAL`; pairs that break only these rules are kept.
 
     Returns:
         number of pairs in each part, and number of training pairs that each rule removed.

@@ -135,7 +135,8 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
     ``arch`` may be None if the folder has only one trained model.
 
     Raises:
-        ValueError: the folder is missing or incomplete, the architecture is not trained, or ``arch`` must be given.
+        ValueError: the folder is missing or incomplete, or the folder has no trained model of ``arch``,
+            or ``arch`` is None and the folder has several trained models.
     """
     folder, archs = existing(output), trained_archs(output)
     if folder is None:
@@ -150,7 +151,10 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
 
 
 def record_of(metric: str, train: str) -> str:
-    """Return the content of the file `FINISHED`: --metric, unless its value is loss, and the options of --train."""
+    """Return the content of the file `FINISHED`: the options of --train.
+
+    If the metric is not loss, --metric precedes these options.
+    """
     return train if metric == "loss" else f"--metric {metric} {train}"
 
 

@@ -38,10 +38,10 @@ from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag
 from fairseq_plugins.cpu.packing import has_bfloat16
 
-LITTLE = 1_000_000  # target tokens of a text below which training needs more dropout
+LITTLE = 1_000_000  # training on a text with fewer target tokens needs more dropout
 LONGEST_WARMUP = 4000  # updates
 PATIENCE = 6  # training stops after this number of validations (one per epoch) without improvement
-AVERAGED = 5  # number of last epochs whose checkpoints are averaged (Vaswani et al. 2017, section 6.1)
+AVERAGED = 5  # number of averaged checkpoints, one from each of the last epochs (Vaswani et al. 2017, section 6.1)
 KEEP = "--keep-last-epochs"
 SAVE_EVERY = 90  # seconds between checkpoints
 SAVE = f"from fairseq_plugins.repairs.saving import save_every; save_every({SAVE_EVERY})"
@@ -85,7 +85,7 @@ class Training:
         self.own += validation
         for name in (word.partition("=")[0] for word in wishes if validation):
             if name in ("--task", "--best-checkpoint-metric"):
-                raise ValueError(f"--train: {name} is not allowed with --metric, which chooses it; remove one of them")
+                raise ValueError(f"--train: {name} is not allowed with --metric, which sets {name}; remove one of them")
         self.wishes = [*wishes, "--log-format", "json"]  # own-data and plot-loss parse JSON logs
         found = vars(parse(["DATA_BIN", *self.own, *self.settings(1, 1), *wishes]))
         for name, packages in PACKAGES.items():

@@ -1,4 +1,4 @@
-"""The HTTP API, which extends LibreTranslate's, and the web page."""
+"""The web page and the HTTP API of ``serve``; the API extends LibreTranslate's API."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Api:
         return JSONResponse(answer)
 
     async def detect(self, request: Request) -> Response:
-        """Return the only source language of all models; the text is not inspected."""
+        """Return the source language that all models share, or refuse the request; do not inspect the text."""
         parameters = await self.allowed(request)
         text_of(parameters, "q")
         return JSONResponse([detected(self.source_for(None))])
@@ -229,7 +229,13 @@ class Api:
         return (source, target), self.models[source, target]
 
     def source_for(self, target: str | None) -> str:
-        """Return the only source language of the models that translate to ``target`` (None: of all models)."""
+        """Return the source language of the models that translate to ``target``, which must all share one.
+
+        If ``target`` is None, all models must share one source language.
+
+        Raises:
+            HTTPException: the models have several source languages, or no model translates to ``target``.
+        """
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
         if len(sources) != 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")

@@ -87,8 +87,8 @@ class Batches:
         """Return the result of `Translator.explain` for each sentence; ``cut`` is the number of truncated tokens.
 
         If the call is cancelled, its sentences that still wait are removed from the queue.  If ``attention`` is true, a
-        translation includes its attention weights, unless they would raise the number of weights in all results of this
-        call above `ATTENTION`.
+        translation includes its attention weights.  However, all results of one call contain at most `ATTENTION`
+        weights together; a translation that would exceed this limit omits its weights.
 
         Raises:
             QueueFullError: the queue has no room.
@@ -203,7 +203,7 @@ class Batches:
 
 
 def _limited(translation: dict[str, Any], wish: Wish) -> dict[str, Any]:
-    """Return a translation; drop its attention if the call did not request attention or would exceed its limit."""
+    """Return a translation; drop its attention weights if their number exceeds ``wish.attention``."""
     size = translation["attention"].size if "attention" in translation else 0
     if size and size <= wish.attention:
         wish.attention -= size

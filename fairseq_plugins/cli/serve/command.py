@@ -125,7 +125,7 @@ def run(args: Namespace) -> None:
             f"--host {args.host} --port {args.port}: {error.strerror}; choose another port or host",
         ) from None
     limits = Limits(key, args.max_letters, args.timeout, args.cors)
-    sys.setswitchinterval(0.0005)  # Translating threads must not delay the thread that answers requests.
+    sys.setswitchinterval(0.0005)  # Threads that translate must not delay the thread that answers requests.
     # The server runs in uvloop's event loop.  When the translating threads use all cores, asyncio's own event loop
     # answers requests too slowly to keep batches full.
     uvloop.run(serve(models, limits, listening, args.threads, args.beam, args.max_waiting))

@@ -26,10 +26,9 @@ HEADERS = {  # for all answers
     "x-content-type-options": "nosniff",
 }
 HEAD = 65536  # maximum number of bytes in a request's head
-# The server closes a connection after PATIENT times SLOW seconds without progress.  This time is longer than the SLOW
-# seconds after which `read_body` refuses an incomplete body.  The operating system reports how
-# much of an answer the client has read only in steps of up to a megabyte, and a slow client may take more than SLOW
-# seconds for one step.
+# The server closes a connection after PATIENT * SLOW seconds without progress.  `read_body` refuses an incomplete body
+# earlier, after SLOW seconds.  While a client reads an answer, the operating system reports progress only after each
+# step of up to a megabyte.  A slow client may take more than SLOW seconds for one step.
 PATIENT = 6
 GRACE = 0.2  # seconds that the server waits for connections and requests that were sent before the shutdown
 
@@ -58,7 +57,7 @@ class Protocol(HttpToolsProtocol):
         self._reading = self.loop.call_later(PATIENT * SLOW, self._expect_progress)
 
     def resume_writing(self) -> None:
-        """Stop the time limit in which the client must read, because no bytes of the answer wait to be sent."""
+        """Stop the time limit in which the client must read a part of the answer; all waiting bytes have been sent."""
         self._reading.cancel()
         super().resume_writing()
 
