@@ -237,7 +237,9 @@ class Api:
             HTTPException: the models have several source languages, or no model translates to ``target``.
         """
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
-        if len(sources) != 1:
+        if not sources:
+            raise HTTPException(400, f"{target} is not available as a target language")
+        if len(sources) > 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
         return sources[0]
 
