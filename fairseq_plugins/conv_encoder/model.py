@@ -227,7 +227,6 @@ class ConvEncoderModel(TranslationModel):
     """A convolutional or pooling encoder, or an LSTM baseline, with an LSTM decoder."""
 
     family = "conv_encoder"
-    shortest_warmup = 100
     onnx_program = "fairseq_plugins.conv_encoder.onnx"
 
     @classmethod
@@ -245,6 +244,11 @@ class ConvEncoderModel(TranslationModel):
         model = cls(encoder, decoder)
         _initialise(model, cfg.init_range)
         return model
+
+    @classmethod
+    def training_options(cls, warmup: int) -> str:
+        """Return the usual options and wider initial weights; with the paper's ±0.05, attention is learned late."""
+        return f"{super().training_options(warmup)} --init-range 0.14"
 
 
 def _build_encoder(cfg: Options, dictionary: Dictionary) -> SourceEncoder:

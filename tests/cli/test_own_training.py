@@ -43,7 +43,8 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
         (ConvS2SModel, (29_000, 420_000), "--max-tokens 1500 --dropout 0.3 --clip-norm 1 --lr 0.004"),
         (ConvS2SModel, (36_000, 1_300_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1"),
         (TranslationModel, (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --warmup-updates 4000"),
-        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --warmup-updates 1000"),
+        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --lr-scale 0.7 --warmup-updates 1000"),
+        (ConvEncoderModel, (36_000, 1_300_000), "--lr 0.0013 --warmup-updates 1000 --init-range 0.14"),
     ],
 )
 def test_training_settings(model: type[TranslationModel], size: tuple[int, int], options: str) -> None:
