@@ -266,9 +266,10 @@ class KeptSentences:
     def of(self, x: Tensor) -> Tensor:
         """Return the entries of the remaining sentences; x has one entry for each sentence of the previous step.
 
-        On a CPU, this method overwrites x and copies only the entries that move.  Do not use x afterwards.
+        On a CPU, this method overwrites x and copies only the entries whose index changes.  Do not use x afterwards.
         """
-        if x.device.type != "cpu":  # on a GPU, the host does not know which sentences move
+        # On a GPU, finding the entries whose index changes would need a synchronisation.
+        if x.device.type != "cpu":
             return x.index_select(0, self.sentences)
         places, sentences = self._moves
         x.index_copy_(0, places, x.index_select(0, sentences))
@@ -302,9 +303,9 @@ class RowOrder:
         self._pending = new_order if self._pending is None else self._pending.index_select(0, new_order)
 
     def take_pending(self) -> tuple[Tensor | None, KeptSentences | None]:
-        """Return the order of the next step, and the places of the sentences that remain; then clear the order.
+        """Return the pending order of the rows and the sentences that remain, and clear the pending order.
 
-        The order is None if `reorder` was not called.  The places are None if all sentences remain.
+        The order is None if `reorder` was not called.  The sentences are None if all sentences remain.
         """
         order, self._pending = self._pending, None
         if order is None or order.numel() == self.rows:
@@ -313,7 +314,7 @@ class RowOrder:
         return order, KeptSentences(torch.div(order[:: self.beam], self.beam, rounding_mode="floor"))
 
     def _keeps_sentences(self, order: Tensor) -> Tensor:
-        """Return whether all next rows of a sentence continue rows of one and the same current sentence.
+        """Return whether the rows that ``order`` assigns to one sentence all come from a single sentence.
 
         If ``order`` drops no sentence, each sentence must also keep its index.
         """

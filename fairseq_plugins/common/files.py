@@ -133,8 +133,8 @@ def _remove(path: Path) -> None:
 def _standard_stream(path: Path) -> int | None:
     """Return the file descriptor, 1 or 2, of the standard stream that ``path`` refers to, or None.
 
-    If a standard stream is redirected to a file, opening ``path`` for writing would overwrite this file.  Callers must
-    therefore write to the descriptor.
+    If the standard output is redirected to a file, opening ``/dev/stdout`` for writing would delete the earlier output
+    in that file.  Callers must therefore write to the descriptor instead of opening ``path``.
     """
     for number in (1, 2):
         with suppress(OSError):  # ``path`` does not exist, or the stream is closed

@@ -109,7 +109,7 @@ def remove_weight_norm_(module: nn.Module) -> None:
 
 
 def without_weight_norm(module: ModuleT, *shared: object) -> ModuleT:
-    """Return a copy of ``module`` in which normalised weights are replaced by their values.
+    """Return a copy of ``module`` without weight normalisation; the copy has plain weights with the same values.
 
     The copy and ``module`` share all other tensors.  The objects in ``shared`` are not copied.
     """

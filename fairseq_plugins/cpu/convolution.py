@@ -12,8 +12,9 @@ reduce the six products to four (Winograd 1980; F(2, 3) of Lavin & Gray 2016):
     m_2 = (x_2 - x_1) (w_0 - w_1 + w_2) / 2
     m_3 = (x_3 - x_1) w_2
 
-If both outputs have similar magnitudes, rounding errors are two to four times as large as with six products.
-If one output is much larger, rounding errors are proportional to this output, so the smaller output is less accurate.
+If both outputs of a pair have similar magnitudes, rounding errors are two to four times as large as with six products.
+If one output of a pair is much larger than the other, the rounding errors of both outputs are proportional to the
+larger output, and the smaller output is less accurate.
 
 T time steps, B sentences, C input width, O output width, w kernel width.  A pair of numbers ``padding`` says how many
 zeros precede and follow the input; their sum is w - 1.
@@ -28,8 +29,9 @@ from torch import Tensor
 from fairseq_plugins.cpu.linear import linear, uses_onednn
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack
 
-# Minimum input width for computing pairs of outputs.  A pair needs fewer products and more sums than two separate
-# outputs.  In layers with narrower inputs, a pair's additional sums take as long as the products that a pair saves.
+# Minimum input width for computing outputs in pairs.  A pair needs fewer products and more sums than two separate
+# outputs.  If a layer's inputs are narrower, pairs save no time: the additional sums take as long as the products that
+# are saved.
 NARROWEST = 512
 
 

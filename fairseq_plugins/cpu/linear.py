@@ -22,7 +22,8 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, onednn_product
 
-# Minimum number of multiplications for oneDNN.  In products below this minimum, oneDNN's set-up takes most of the time.
+# `linear` uses oneDNN only for matrix products with at least this number of multiplications.  In smaller products,
+# oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
 

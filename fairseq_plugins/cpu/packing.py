@@ -193,7 +193,7 @@ class PackedWeightCache:
         self._has_warned = False
 
     def __reduce__(self) -> tuple[type[PackedWeightCache], tuple[str]]:
-        """Make copies and pickles of the cache without its entries."""
+        """Return how ``copy`` and ``pickle`` rebuild the cache: with the same precision, and without entries."""
         return PackedWeightCache, (self.precision,)
 
     @contextmanager

@@ -74,7 +74,11 @@ def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: 
 
 
 def print_option_errors_without_traceback() -> None:
-    """Print one line, like argparse, for a ValueError that begins with an option, and for gradients that overflow."""
+    """Print two kinds of errors as one line without a traceback, like argparse.
+
+    The first kind is a ValueError whose message begins with an option.  The second kind is the FloatingPointError that
+    fairseq raises if gradients are NaN or infinite.
+    """
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
         return

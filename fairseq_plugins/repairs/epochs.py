@@ -100,8 +100,8 @@ def rows_passed(iterator: EpochBatchIterator, state: dict[str, Any]) -> int:
         )
     elif again := passed % processes:
         logger.info(
-            f"{processes} processes cannot share {passed} trained batches of epoch {epoch} equally: the last {again} "
-            "of them are trained twice"
+            f"the checkpoint was saved after {passed} batches of epoch {epoch}; {passed} is not a multiple of the "
+            f"number of processes, {processes}: the last {again} of the {passed} batches are trained twice"
         )
     rows = batches // processes if iterator.grouped_shuffling else len(iterator)
     last = rows - 1 - iterator.skip_remainder_batch

@@ -55,7 +55,8 @@ SEARCH: dict[str, Range] = {
     "sampling_topp": FRACTION,
 }
 
-# Last parts of the names of validation metrics, such as ``loss`` of ``nll_loss``.
+# Validation metrics.  Only the part of a metric's name after the last underscore is compared, so ``loss`` includes
+# ``nll_loss``.
 HIGHER_IS_BETTER = ("bleu", "sacrebleu", "chrf", "rouge", "accuracy")
 LOWER_IS_BETTER = ("loss", "ppl", "wer", "uer", "cer", "ter")
 RISK_METRICS = ("risk", "best", "oracle")  # of sequence_risk
@@ -159,10 +160,10 @@ def unread() -> Iterator[Refusal]:
 
 
 def other_in_validation(option: str, o: GivenOptions) -> bool:
-    """Return whether the variant of ``option`` for validation (``--batch-size-valid``) differs from ``option``.
+    """Return whether the validation variant of ``option`` is set to another value than ``option`` itself.
 
-    Unless the command line sets ``--batch-size-valid``, fairseq's parser sets ``--batch-size-valid`` to the value of
-    ``--batch-size``.
+    For example, ``--batch-size-valid`` is the validation variant of ``--batch-size``.  Unless the command line
+    sets ``--batch-size-valid``, fairseq's parser sets ``--batch-size-valid`` to the value of ``--batch-size``.
     """
     return getattr(o, f"{option}_valid") not in (None, getattr(o, option))
 
@@ -201,7 +202,7 @@ def outside(option: str, kind: type, allowed: Range, o: GivenOptions) -> bool:
 
 
 def ranges() -> Iterator[Refusal]:
-    """Yield one refusal for each search option whose value has a range, and for each batch size."""
+    """For each option in `WHOLE` and `SEARCH`, yield the refusal of values outside the option's range."""
     for commands, table in WHOLE.items():
         for option, allowed in table.items():
             sentence = f"{flag(option)} must be a whole number of at least {allowed.least}, got {{o.{option}!r}}"
@@ -246,7 +247,7 @@ REFUSALS = (
     Refusal(
         TRAIN,
         wrong_adam_betas,
-        "--adam-betas must be two numbers of at least 0 and less than 1, got {o.adam_betas}",
+        "--adam-betas must be two numbers in [0, 1), got {o.adam_betas}",
     ),
     Refusal(
         TRAIN,

@@ -49,7 +49,7 @@ class Unfilled(TorchFunctionMode):
 
 @wrap(checkpoint_utils, "load_model_ensemble_and_task")
 def load_models(load: Any, *args: Any, **kwargs: Any) -> Any:
-    """Load models without embedding files and without initialisation; refuse dictionaries with other words.
+    """Load models without reading embedding files or initialising parameters; refuse changed dictionaries.
 
     - Pretrained embedding files are not read, because the checkpoint has the embeddings and the files may be gone.
     - Parameters of this plugin's models are not initialised, because a checkpoint has all of them; this saves 0.7 s for
@@ -151,8 +151,8 @@ def block_repeated_ngrams(
 ) -> Any:
     """Apply ``--no-repeat-ngram-size`` to the tokens of a hypothesis, not to the padding after the tokens.
 
-    fairseq pads each hypothesis to the maximum length.  Without its CUDA extension, fairseq compares the padding at
-    the end, instead of the hypothesis's last words, with earlier n-grams.
+    fairseq pads each hypothesis to the maximum length.  Without its CUDA extension, fairseq mistakes the padding after
+    a hypothesis for the hypothesis's last words, and compares the padding with earlier n-grams.
     """
     return find(self, tokens[:, : step + 1], lprobs, bsz, beam_size, step)
 

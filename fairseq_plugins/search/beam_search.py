@@ -3,9 +3,9 @@
 B sentences, k hypotheses (rows) per sentence, R = B·k; V words or candidates, T steps, S source positions, n words with
 individual penalties.
 
-A step preserves the shapes of all tensors.  A step extends k hypotheses per sentence by a word, and ends other
-hypotheses.  For each extended and each ended hypothesis, the step stores a back-pointer to the hypothesis's previous
-row.  After the last step, the search follows the back-pointers to collect the words.
+A step preserves the shapes of all tensors.  For each sentence, a step extends k hypotheses by a word, and ends up to k
+hypotheses by the end symbol.  For each extended and each ended hypothesis, the step stores a back-pointer to the
+hypothesis's previous row.  After the last step, the search follows the back-pointers to collect the words.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class BeamState:
         self.totals[:, 0] = 0
         self.count = torch.zeros(sentences, dtype=torch.long, device=device)  # ended hypotheses
         self.position = torch.zeros(1, dtype=torch.long, device=device)
-        # For each step: words and previous rows of k extended hypotheses, then previous rows of up to k ended ones.
+        # For each step: words of the k extended hypotheses, previous rows of the k extended hypotheses, and previous
+        # rows of up to k ended hypotheses.
         self.back_pointers = torch.zeros(steps, sentences, 3 * beam, dtype=torch.long, device=device)
         # For each step: scores of the k extended hypotheses, then scores of up to k ended hypotheses.  Minus infinity
         # marks a place without an ended hypothesis.

@@ -85,12 +85,15 @@ class FastBeamSearch(SequenceGenerator):
                 "--compile-steps does nothing here: it needs plain beam search with one model of this plugin"
             )
         if candidates and self.lm_model is not None:
-            raise ValueError("--candidates cannot be used with --lm-path, which needs all words: drop one of them")
+            raise ValueError(
+                "--candidates cannot be used with --lm-path, which needs all words: drop --candidates or --lm-path"
+            )
         if candidates and self.eos != tgt_dict.eos():
             raise ValueError("--candidates needs the dictionary's end-of-sentence token: do not pass another eos")
         if candidates and isinstance(self.search, PrefixConstrainedBeamSearch):
             raise ValueError(
-                "--candidates cannot be used with prefix_allowed_tokens_fn, which needs all words: drop one of them"
+                "--candidates cannot be used with prefix_allowed_tokens_fn, which needs all words: drop --candidates "
+                "or prefix_allowed_tokens_fn"
             )
 
     def _is_plain_beam_search(self) -> bool:
@@ -218,8 +221,8 @@ class FastBeamSearch(SequenceGenerator):
     ) -> list[list[dict[str, Tensor]]]:
         """Translate a batch with fairseq's search and this plugin's packed weights, candidates and word penalty.
 
-        The search runs in a copy of this generator.  If ``words``, (V,), are given, the tokens of this copy are indices
-        into ``words``.
+        The search runs in a copy of this generator.  If the candidates ``words``, (V,), are given, this search uses
+        indices into ``words`` as tokens, and the results have the dictionary's indices.
         """
         models = list(self.model.models)
         if words is not None:
@@ -313,7 +316,7 @@ def steps_between_reads(device: torch.device) -> int:
 
 
 def copy_to_host_async(numbers: Tensor) -> Callable[[], list[Any]]:
-    """Start an asynchronous copy of numbers of any shape to the host; call the result to get the values."""
+    """Start an asynchronous copy of a tensor to the host, and return a function that returns the copied values."""
     if not numbers.is_cuda:
         return numbers.tolist
     copy = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)

@@ -60,7 +60,7 @@ class GraphCache:
         self._end: torch.cuda.Event | None = None
 
     def __reduce__(self) -> tuple[type[GraphCache], tuple[object, object]]:
-        """Make copies and pickles of the cache without its entries."""
+        """Return how ``copy`` and ``pickle`` rebuild the cache: with the same functions, and without entries."""
         return GraphCache, (self.capture, self.compile_step)
 
     def supports(self, model: BaseFairseqModel, source: Tensor, steps: int) -> bool:
@@ -178,8 +178,9 @@ def copy_tensors_(source: object, target: object) -> None:
 def tensors_of(part: Any, packages: Set[str] = frozenset({__name__.partition(".")[0]})) -> Iterator[Tensor]:
     """Yield the tensors of a state and of its parts, except modules, in a fixed order.
 
-    The attributes of an object are searched if the object's class is defined in one of ``packages``.  A decoder's state
-    from another package is also searched.  Inside this state, that package counts as one of ``packages``.
+    The attributes of an object are searched for tensors if the object's class is defined in one of ``packages``.  The
+    attributes of a `StepwiseDecoding` are searched for tensors even if another package defines its class.  In this
+    search, the other package is added to ``packages``.
     """
     match part:
         case Tensor():
@@ -208,8 +209,9 @@ def compile_with_torch(step: Step) -> Step:
 def _pad(source: Tensor, rules: TokenRules, encoder: Any) -> tuple[Tensor, TokenRules]:
     """Pad a batch to rounded sizes.
 
-    The number of sentences becomes a power of two.  Source positions and steps become multiples of 32, and candidates
-    multiples of 256.  Added sentences contain only the end symbol.
+    The number of sentences is rounded up to a power of two, the number of steps to a multiple of 32, and the number of
+    candidates to a multiple of 256.  The number of source positions is rounded up to a multiple of 32, but not above
+    the encoder's maximum.  Added sentences contain only the end symbol.
     """
     sentences, length = source.shape
     more = (1 << (sentences - 1).bit_length()) - sentences

@@ -43,8 +43,8 @@ class TranslationFastConfig(TranslationConfig):
     )
     compile_steps: bool = option(
         False,
-        "compile the decoding steps of this plugin's models with torch.compile, on a GPU into CUDA graphs; "
-        "the first batch of each size is slow",
+        "compile the decoding steps of this plugin's models with torch.compile; on a GPU, also capture the "
+        "steps as CUDA graphs; the first batch of each size is slow",
     )
     word_penalty: float = option(
         0.0,
@@ -184,7 +184,8 @@ class TranslationFastTask(TranslationTask):
             self._warn_unused("with --score-reference", "candidates", "cpu_dtype", "compile_steps", "word_penalty")
         extra = dict(extra_gen_cls_kwargs or {})
         if seq_gen_cls is None:
-            aligns = bool(getattr(args, "print_alignment", None))  # fairseq ignores print_alignment if a class is given
+            # fairseq reads print_alignment only if no generator class is given.
+            aligns = bool(getattr(args, "print_alignment", None))
             if aligns:
                 extra["print_alignment"] = args.print_alignment
             extra |= {"packing": self.packing, "graphs": self._graphs}

@@ -47,7 +47,7 @@ class TextScorer:
         return str(self.decoder.decode(words))
 
     def count(self, translations: Iterable[Tensor], targets: Tensor) -> dict[str, float]:
-        """Return the n-gram counts of a batch under their names in fairseq's logs."""
+        """Return the n-gram counts of a batch; the keys are the names of the counts in fairseq's logs."""
         found = [self.text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
         without_padding = (utils.strip_pad(tokens, self.dictionary.pad()) for tokens in targets)
         references = [self.text(tokens, "UNKNOWNTOKENINREF") for tokens in without_padding]

@@ -32,7 +32,8 @@ def _rouge(name: str) -> SentenceScore:
     return lambda reference: lambda hypothesis: float(scorer.score(reference, hypothesis)[name].fmeasure)
 
 
-# Constructors of the scores.  Training calls a constructor only once, because rouge-score logs a line at each call.
+# Constructors of the scores.  A training constructs its score only once, because rouge-score logs a line whenever a
+# scorer is constructed.
 SENTENCE_SCORES: dict[str, Callable[[], SentenceScore]] = {
     # BLEU without tokenisation, and with add-one smoothing for bigrams and longer n-grams (Lin & Och 2004).
     "bleu": lambda: partial(

@@ -100,7 +100,8 @@ class Candidates:
         ``src_tokens`` may have any shape.
         """
         if self.always.device != src_tokens.device:
-            # Move `always` last: a thread that sees `always` on the new device must also find `translations` there.
+            # Assign `self.always` after `self.translations`: another thread that finds `self.always` on the new device
+            # does not check the device of `self.translations`.
             self.translations = self.translations.to(src_tokens.device)
             self.always = self.always.to(src_tokens.device)
         translations = self.translations.index_select(0, src_tokens.flatten())
@@ -134,7 +135,10 @@ def _frequent(path: Path, target: Dictionary, count: int) -> list[int]:
 
 
 def _translations(path: Path, source: Dictionary, target: Dictionary, per_word: int) -> Tensor:
-    """Read, for each source word, the first ``per_word`` translations in the target dictionary, padded, (S, K)."""
+    """Return a padded table of translations, (S, K), with one row for each source word.
+
+    A row has the first ``per_word`` translations that are in the target dictionary, in the order of the file.
+    """
     found: list[dict[int, None]] = [{} for _ in range(len(source))]  # ordered sets
     sources, targets, specials = source.indices, target.indices, target.nspecial
     for source_word, target_word, _ in _lines(path, "source target probability"):
@@ -190,8 +194,8 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     uses the same loss.  This loss is smaller than a loss over the whole vocabulary, so do not compare the two losses.
 
     The criterion logs two numbers.  ``candidates`` is the number of words in the output layer of a batch.  ``coverage``
-    is the percentage of target words, including ends of sentences, that are candidates before the words of the
-    references are added.
+    is the percentage of reference words, including ends of sentences, that are candidates of their batch.  Words that
+    the output layer contains only because of a reference are not candidates.
     """
 
     @classmethod

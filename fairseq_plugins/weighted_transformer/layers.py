@@ -1,8 +1,8 @@
 """Layers of the Weighted Transformer (Ahmed et al. 2017, section 3, figure 1), and their attention.
 
 The paper does not say which parts of a layer are branched.  Here, the branches of an encoder layer consist of heads of
-self-attention and parts of the feed-forward network.  The branches of a decoder layer consist of heads of attention to
-the source and parts of the feed-forward network; the decoder's self-attention has no branches.  A model with 6 encoder
+self-attention and parts of the feed-forward network.  The branches of a decoder layer consist of heads of source
+attention and parts of the feed-forward network; the decoder's self-attention has no branches.  A model with 6 encoder
 layers, 6 decoder layers and 8 heads then has 192 weights κ and α, the number in the paper.
 
 The second part of the file contains incremental decoding.
@@ -236,7 +236,8 @@ class _Layer:
             source: bias of the scores of attention to the source, (B, 1, 1, S).
 
         Returns:
-            Output of the layer, (B, k, d), and queries to the source, (B, h, k, v), for reporting attention.
+            Output of the layer, (B, k, d), and queries of the source attention, (B, h, k, v).  A decoder that reports
+            attention computes the attention from these queries.
         """
         module, heads = self.module, self.module.self_attention.heads
         q, k, v = (split_heads(part, heads) for part in self.query_key_value(x).chunk(3, dim=-1))

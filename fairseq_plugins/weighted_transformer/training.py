@@ -52,7 +52,7 @@ class FairseqSimplexAdam(FairseqAdam):
         check_ranges(cfg, SimplexAdamConfig)
         betas = self.optimizer_config["betas"]
         if not isinstance(betas, list | tuple) or len(betas) != 2 or any(b not in FRACTION or b == 1 for b in betas):
-            raise ValueError(f"--adam-betas must be two numbers at least 0 and below 1, got {cfg.adam_betas}")
+            raise ValueError(f"--adam-betas must be two numbers in [0, 1), got {cfg.adam_betas}")
         groups: dict[str, list[Tensor]] = {"network": [], SOFTMAX: [], SIMPLEX: []}
         for parameter in params:
             group = getattr(parameter, "param_group", None)
