@@ -167,7 +167,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     Attributes:
         family: name of the model family, for error messages.
-        shortest_warmup: minimum number of warm-up updates when the command own-data trains the model.
+        warmup_epochs: number of epochs of warm-up when the command own-data trains the model.
+        shortest_warmup: minimum number of warm-up updates in own-data.
         onnx_program: name of the module that builds the ONNX programs.  The module's functions ``encode``, ``set_up``
             and ``step`` add operators to the programs, and its ``PARTS`` lists the classes that can be exported.
             A subclass can be exported only if the subclass itself sets ``onnx_program``, because a subclass may compute
@@ -178,7 +179,8 @@ class TranslationModel(FairseqEncoderDecoderModel):
     """
 
     family: ClassVar[str]
-    shortest_warmup: ClassVar[int] = 1000
+    warmup_epochs: ClassVar[float] = 1
+    shortest_warmup: ClassVar[int] = 400
     onnx_program: ClassVar[str]
     converters: ClassVar[Mapping[str, str]] = {}
     state_version: ClassVar[int] = 1

@@ -227,6 +227,7 @@ class ConvEncoderModel(TranslationModel):
     """A convolutional or pooling encoder, or an LSTM baseline, with an LSTM decoder."""
 
     family = "conv_encoder"
+    shortest_warmup = 100
     onnx_program = "fairseq_plugins.conv_encoder.onnx"
 
     @classmethod

@@ -176,6 +176,7 @@ class ConvS2SModel(TranslationModel):
     """A convolutional encoder and a convolutional decoder with multi-step attention."""
 
     family = "convs2s"
+    warmup_epochs = 0.25
     shortest_warmup = 100
     onnx_program = "fairseq_plugins.convs2s.onnx"
     converters: ClassVar = {"fconv": "fairseq_plugins.convs2s.fconv"}

@@ -43,8 +43,9 @@ def forked(monkeypatch: pytest.MonkeyPatch) -> None:
         (ConvS2SModel, (29_000, 420_000), "--max-tokens 1500 --dropout 0.3 --clip-norm 1 --lr 0.004"),
         (ConvS2SModel, (36_000, 1_300_000), "--max-tokens 1500 --dropout 0.2 --clip-norm 1"),
         (TranslationModel, (4_500_000, 130_000_000), "--max-tokens 4000 --dropout 0.1 --warmup-updates 4000"),
-        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --lr-scale 0.7 --warmup-updates 1000"),
-        (ConvEncoderModel, (36_000, 1_300_000), "--lr 0.0013 --warmup-updates 1000 --init-range 0.14"),
+        (WeightedTransformerModel, (29_000, 420_000), "--optimizer simplex_adam --lr-scale 0.7 --warmup-updates 400"),
+        (WeightedTransformerModel, (36_000, 1_800_000), "--warmup-updates 1201 --branch-warmup-updates 120"),
+        (ConvEncoderModel, (36_000, 1_800_000), "--lr 0.0012 --warmup-updates 1201 --init-range 0.14"),
     ],
 )
 def test_training_settings(model: type[TranslationModel], size: tuple[int, int], options: str) -> None:

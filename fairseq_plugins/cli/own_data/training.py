@@ -339,7 +339,8 @@ def training_settings(
     """
     max_tokens = 1500 if pairs < 100_000 else 4000
     epoch = tokens // max_tokens + 1  # updates per epoch
-    warmup = LONGEST_WARMUP if adapts else min(max(epoch // 4, model.shortest_warmup), LONGEST_WARMUP)
+    usual = max(int(epoch * model.warmup_epochs), model.shortest_warmup)
+    warmup = LONGEST_WARMUP if adapts else min(usual, LONGEST_WARMUP)
     dropout = 0.3 if tokens < LITTLE else 0.2 if pairs < 1_000_000 else 0.1
     settings = f"--max-tokens {max_tokens} --dropout {dropout} --clip-norm 1"
     settings += f" --label-smoothing 0.1 {model.training_options(warmup)}"
