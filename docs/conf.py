@@ -21,8 +21,8 @@ html_show_copyright = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
 extensions = ["myst_parser"]
-myst_heading_anchors = 4  # as GitHub makes them
-highlight_language = "none"  # equations, trees and commands look alike to a highlighter
+myst_heading_anchors = 4  # headings down to level 4 get the same anchors as on GitHub
+highlight_language = "none"  # a highlighter cannot tell equations, trees of files and commands apart
 
 root_doc = "README"
 include_patterns = ["*.md", "docs/**.md", "examples/**.md"]

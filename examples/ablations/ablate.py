@@ -185,7 +185,8 @@ def main() -> None:
     cells = list(dict.fromkeys(cell for title in wanted for cell in tables[title]))
     if not cells:
         parser.error(
-            f"--tables {' '.join(args.tables)}: not in a table's title; use words of {', '.join(map(repr, tables))}"
+            f"--tables {' '.join(args.tables)}: no table has such a word in its title; use words of the titles "
+            f"{', '.join(map(repr, tables))}"
         )
 
     try:

@@ -30,9 +30,9 @@ def build(architecture: str) -> BaseFairseqModel:
     """Build an architecture with random parameters and an empty dictionary.
 
     Raises:
-        ValueError: the architecture is unknown, or the name of a model (``convs2s``), for which fairseq sets no sizes.
+        ValueError: the architecture is unknown, or is only a model's name (``convs2s``), which defines no layer sizes.
     """
-    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # a model's name sets no sizes
+    if architecture not in ARCH_CONFIG_REGISTRY or architecture in MODEL_REGISTRY:  # a model's name has no sizes
         raise ValueError(
             f"ARCH {architecture}: unknown, or a model without sizes; use an architecture such as convs2s_iwslt_de_en"
         )

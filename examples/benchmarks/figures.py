@@ -23,7 +23,7 @@ from typing import Any
 HERE = Path(__file__).parent
 MOVED = 0.1  # ratios that change by more are listed; smaller changes occur even between two runs on the same machine
 
-# Options of the scripts, which together take about 20 minutes on two cores.
+# Script and options of each run.  All runs together take about 20 minutes on two cores.
 RUNS: dict[str, list[str]] = {
     "16 sentences": ["generation.py", "--rounds", "5"],
     "one sentence": ["generation.py", "--sentences", "1", "--rounds", "7"],
@@ -41,7 +41,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield, for each ratio of speeds, the name of the run, of the other contestant, and of our contestant."""
+    """Yield three names for each ratio of speeds: the run, the other program's model, and our model."""
     for run in ("16 sentences", "one sentence"):
         for precision in ("float32", "bfloat16", "int8"):
             yield run, "fconv, as shipped", f"{CONVS2S}, {precision}"

@@ -66,7 +66,7 @@ OPTIONS = (
     DEVICE,
     JSON,
 )
-PAUSE = 0.5  # seconds before each turn; CTranslate2's threads keep a core busy for 0.2 s after a turn
+PAUSE = 0.5  # seconds before each timed call; CTranslate2's threads keep a core busy for 0.2 s after a call
 CONVS2S, WEIGHTED, COMPILED = "convs2s", "weighted_transformer_small", ", compiled"
 
 

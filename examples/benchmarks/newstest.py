@@ -194,7 +194,7 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
     generate = [sys.executable, "-W", "ignore", "-m", "fairseq_cli.generate", str(folder / "data-bin")]
     generate += ["--user-dir", str(USER_DIR), "-s", "en", "-t", "de", "--beam", str(beam)]
     batches = ["--max-tokens", str(args.max_tokens)]
-    # A translation has at most as many words as the batch's longest source has tokens, end-of-sentence included.
+    # If a batch's longest source has N tokens, end-of-sentence included, a translation has at most N words.
     lengths = ["--max-len-a", "1", "--max-len-b", "0"]
     generate += [*batches, "--required-batch-size-multiple", "1", *lengths]
     found = {}

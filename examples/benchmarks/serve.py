@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compare the throughput of `fairseq-plugins serve` with translation in large batches by the same exported folder.
+"""Compare the throughput of `fairseq-plugins serve` with that of large batches, for the same exported model.
 
 Each round first translates all lines of a text in this process, as translate.py does.  Then concurrent callers send the
 same lines to the server, one line per request; each caller waits for an answer before its next request.  The script

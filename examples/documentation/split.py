@@ -24,7 +24,11 @@ def main() -> None:
     parser.add_argument("catalogues", type=Path, help="folder of the catalogues of one language")
     parser.add_argument("out", type=Path, help="folder to create")
     parser.add_argument(
-        "--every", type=int, default=40, metavar="N", help="put one file in N into each held-out part (default: 40)"
+        "--every",
+        type=int,
+        default=40,
+        metavar="N",
+        help="put one of N files into the validation part, and another into the test part (default: 40)",
     )
     args = parser.parse_args()
     if args.every < 3:

@@ -29,7 +29,8 @@ TERMS = "The README beside this script says where to get Multi30k."
 def join(data: Path, joined: Path, words: int) -> None:
     """Concatenate captions until the English line has at least ``words`` words."""
     for name in PARTS:
-        if (joined / f"{name}.en").exists():  # The English file gets its name last, so the German file exists, too.
+        # The English file is renamed to its final name last: if the English file exists, the German file exists, too.
+        if (joined / f"{name}.en").exists():
             continue
         english, german = (list(read_text(File(f"{name}.{language}").place(data), language)) for language in LANGUAGES)
         if len(english) != len(german):

@@ -65,8 +65,9 @@ def run(args: Namespace) -> None:
             orig = args.output / "orig-miniature"
             write_miniature(corpus, orig)
             merges = corpus.merges and LARGEST_MINIATURE_BPE
-            # The folder's file `settings` records the corpus with its `terms`. The value "made up" distinguishes this
-            # record from the real corpus's record, so a later run without --smoke refuses the folder.
+            # The file `settings` in the folder records the fields of the corpus, such as `terms`. The value "made up"
+            # distinguishes this record from the record of the real corpus, so a later run without --smoke refuses the
+            # folder.
             corpus = replace(corpus, merges=merges, terms="made up")
         print(prepare(corpus, args.output, orig, words=args.words, workers=args.workers))
 

@@ -35,9 +35,9 @@ class Corpus:
         normalise: whether to normalise the punctuation of training text.
         merges: number of merges of the joint BPE; None for whole words.
         words: options of fairseq-preprocess for data of whole words.
-        terms: instructions for files that cannot be downloaded.
-        straight_apostrophes: whether to replace curly apostrophes in test parts.  This option is not recorded, so
-            that a folder of an earlier version still matches its record.
+        terms: message that says how to get files that cannot be downloaded.
+        straight_apostrophes: whether to replace curly apostrophes in test parts.  The file ``settings`` does not
+            record this option, so that folders that were prepared before the option existed are still accepted.
     """
 
     source: str
@@ -213,7 +213,7 @@ def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_te
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:
-    """Write ``train`` and ``valid`` from the training texts, or only ``part`` if the corpus has validation texts.
+    """Clean ``part``; if the corpus has no validation texts, split the training pairs into ``train`` and ``valid``.
 
     Raises:
         ValueError: the cleaning leaves no pair.

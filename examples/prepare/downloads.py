@@ -61,7 +61,7 @@ def fetch(files: Sequence[File], orig: Path, needed: Container[File], terms: str
         files: all files of a corpus, needed or not; `archive_name` searches them for archives with equal names.
         orig: folder of the downloads.
         needed: files to fetch.
-        terms: instructions for files that cannot be downloaded.
+        terms: message that says how to get files that cannot be downloaded.
 
     Raises:
         ValueError: a file cannot be downloaded, has a wrong checksum, is a pipe, or is missing in its archive.

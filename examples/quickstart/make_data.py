@@ -99,7 +99,7 @@ def sums(rng: random.Random) -> Pair:
 
 
 def ordinal(rng: random.Random) -> Pair:
-    # The German frames have a noun of each gender, and a dative: "zum vierunddreißigsten Mal".
+    # The German sentences have nouns of all three genders, one of them in the dative: "zum vierunddreißigsten Mal".
     frames = [
         ("Today is the {} day.", "Heute ist der {} Tag."),
         ("Read the {} page.", "Lies die {} Seite."),

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Measure and draw the variance of activations and gradients through the layers of an untrained ConvS2S.
 
-The model is `convs2s_wmt_en_ro` at the start of training, with 20 layers in encoder and decoder, dropout and random
-words.  The paper keeps the variance constant by three factors (Gehring et al. 2017, sections 3.4 and 3.5, appendix A):
-√½ after sums, 4 before gates, and p after dropout.  The script measures the model itself, and variants without one of
-these factors, for three stacks: the encoder, the decoder, and an encoder without residual connections, as in
-appendix A.
+The model is an untrained `convs2s_wmt_en_ro` with dropout, 20 encoder layers and 20 decoder layers.  The input is a
+sentence of random words.  The paper keeps the variance constant by three factors (Gehring et al. 2017, sections 3.4 and
+3.5, appendix A): √½ after sums, 4 before gates, and p after dropout.  The script measures the model itself, and
+variants without one of these factors, for three stacks: the encoder, the decoder, and an encoder without residual
+connections, as in appendix A.
 
 The script writes variance.png and variance.tsv, and prints the factor by which the variance changes across each stack.
 """

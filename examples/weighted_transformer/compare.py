@@ -81,8 +81,8 @@ def fairseq(command: str, *options: object, log: Path) -> None:
 def run(cell: Cell, args: argparse.Namespace) -> dict[str, Any]:
     """Return the result of a training, which runs now if it has no result yet.
 
-    After a training outside the grid, the best checkpoint also translates the test part, and BLEU and chrF
-    are computed.
+    The result of a training has the validation losses.  If the training is complete (``cell.updates`` is None), the
+    best checkpoint also translates the test part, and the result has BLEU and chrF.
     """
     folder = args.out / str(cell)
     result = folder / "result.json"
