@@ -172,8 +172,8 @@ TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer` in fl
     ("page", "text", "row"),
     [
         (FRONT, "16 sentences, beam 5 | fairseq's fconv | {0} | {2} |", FCONV),
-        (FRONT, "the same | fairseq's `transformer` | {0} | {2} |", TRANSFORMER),
-        (FRONT, "the same | CTranslate2 | {0} | {2} |", "`convs2s` versus CTranslate2, same precision"),
+        (FRONT, "beam 5 | fairseq's `transformer` | {0} | {2} |", TRANSFORMER),
+        (FRONT, "CTranslate2's Transformer | {0} | {2} |", "`convs2s` versus CTranslate2, same precision"),
         (EXAMPLES, "16 sentences {0} as fast as fconv, and one sentence {3} as fast;", FCONV),
         (EXAMPLES, "16 sentences {0} as fast as fairseq's Transformer, and one sentence {3} as fast |", TRANSFORMER),
     ],
