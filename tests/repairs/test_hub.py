@@ -71,7 +71,7 @@ def test_the_fast_search_takes_any_checkpoint(load, old: bool) -> None:
     [
         (
             {"cpu_dtype": "int8"},
-            "cpu_dtype is not an option of task='translation'; give task=, one of translation_fast",
+            "cpu_dtype is not an option of task='translation'; set task to one of translation_fast",
         ),
         ({"beam": 1}, "beam does nothing in from_pretrained, got 1; "),
         ({"generation_args": {"beam": 1}}, "beam does nothing in from_pretrained, got 1; "),
