@@ -288,7 +288,7 @@ class StepProgram(Program):
         self.output(state.replace("state", "next"), after, np.float32, ["R", self.states[state]])
 
     def attend_to_past(self, q: str, keys_values: str, heads: int, width: int) -> str:
-        """Add attention to the earlier steps and the current step, (B, h, k, v) -> (B, h, k, v).
+        """Add operators that attend to the earlier steps and the current step, (B, h, k, v) -> (B, h, k, v).
 
         ``keys_values`` are keys and values of the current step, concatenated, (R, 2·h·v).
         """

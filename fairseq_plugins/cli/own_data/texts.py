@@ -18,7 +18,7 @@ FORMATS = {"txt", "tsv", "sgm", "xml", "tmx", "po"}  # endings of file names tha
 def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[FilePair]:
     """Return the two given files, or pairs of files of two folders whose names match except for the language.
 
-    If both sides are the same folder, each file in it and its subfolders contains both languages.
+    If source and target are the same folder, every file of this folder and its subfolders contains both languages.
 
     Raises:
         ValueError: a path does not exist, only one side is a folder, a file has no partner, or the names of two

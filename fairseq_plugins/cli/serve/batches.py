@@ -101,8 +101,8 @@ class Batches:
         for each in answers:
             each.add_done_callback(self._count)
         self._unanswered += len(sentences)
-        # The queue waits for recently answered callers to call again, but cannot identify callers.  Assume that this
-        # call comes from the caller who was answered first, and stop waiting for that caller.
+        # The queue waits for recently answered callers to call again, but cannot identify callers.  Assume that the
+        # caller who was answered first has now called again.
         del self._answered[:1]
         try:
             if sum(map(len, sentences)) < SHORT:
