@@ -89,7 +89,7 @@ def print_option_errors_without_traceback() -> None:
         elif issubclass(kind, FloatingPointError) and str(error) == "gradients are Nan/Inf":  # of fairseq's trainer
             print(
                 f"{Path(sys.argv[0]).name}: error: --lr: the training diverged, because the gradients became NaN or "
-                "infinite; start again with a lower --lr or a longer --warmup-updates",
+                "infinite; start again with a longer --warmup-updates or a lower --lr (or --lr-scale)",
                 file=sys.stderr,
             )
         else:

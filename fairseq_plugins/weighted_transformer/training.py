@@ -213,7 +213,8 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
 def branch_statistics(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return entropies and ratios of the branch weights κ and α, as scalars on the model's device.
 
-    The ratio is the largest branch weight divided by the smallest.  Entropies and ratios are averaged over the layers.
+    The ratio is the largest branch weight divided by the smallest, but at most 1000.  Entropies and ratios are
+    averaged over the layers.
     """
     vectors: dict[str, list[Tensor]] = {}
     for name, module in model.named_modules():
