@@ -248,7 +248,7 @@ class ConvEncoderModel(TranslationModel):
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return the usual options and wider initial weights; with the paper's ±0.05, attention is learned late."""
+        """Return the usual options, and initial weights within ±0.14; with ±0.05, attention is learned late."""
         return f"{super().training_options(warmup)} --init-range 0.14"
 
 

@@ -84,16 +84,16 @@ def print_option_errors_without_traceback() -> None:
         return
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if issubclass(kind, ValueError) and re.match(r"--[a-z][\w-]+", str(error)):
-            print(f"{Path(sys.argv[0]).name}: error: {error}", file=sys.stderr)
-        elif issubclass(kind, FloatingPointError) and str(error) == "gradients are Nan/Inf":  # of fairseq's trainer
-            print(
-                f"{Path(sys.argv[0]).name}: error: --lr: the training diverged, because the gradients became NaN or "
-                "infinite; start again with a longer --warmup-updates or a lower --lr (or --lr-scale)",
-                file=sys.stderr,
+        message = str(error)
+        if issubclass(kind, FloatingPointError) and message == "gradients are Nan/Inf":  # raised by fairseq's trainer
+            message = (
+                "--lr: the training diverged, because the gradients became NaN or infinite; start again with a longer "
+                "--warmup-updates or a lower --lr (or --lr-scale)"
             )
-        else:
+        elif not (issubclass(kind, ValueError) and re.match(r"--[a-z][\w-]+", message)):
             print_error(kind, error, trace)
+            return
+        print(f"{Path(sys.argv[0]).name}: error: {message}", file=sys.stderr)
 
     sys.excepthook = excepthook
 

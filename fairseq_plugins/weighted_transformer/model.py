@@ -144,7 +144,7 @@ class WeightedTransformerModel(TranslationModel):
 
     @classmethod
     def training_options(cls, warmup: int) -> str:
-        """Return the paper's optimizer and schedule, with 0.7 times the paper's learning rate and less warm-up.
+        """Return the paper's optimizer and schedule, with 0.7 times the paper's learning rate.
 
         With d = 256, the rate after warm-up is 0.04 / sqrt(updates).
         """
