@@ -33,6 +33,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.every < 3:
         parser.error(f"--every must be at least 3, got {args.every}")
+    if not args.catalogues.is_dir():
+        sys.exit(f"{args.catalogues} is not a folder: give the folder of the catalogues")
     files = sorted(path for path in args.catalogues.rglob("*.po") if path.is_file())
     if not files:
         sys.exit(f"{args.catalogues} contains no catalogues (*.po): choose another folder")

@@ -118,7 +118,7 @@ GOOD = {"q": "w1", "source": "en", "target": "de"}
         ({"source": "xx"}, "xx is not supported"),
         ({"target": "auto"}, "auto is not supported"),
         ({"source": "de", "target": "en"}, r"English \(en\) is not available as a target language from German \(de\)"),
-        ({"source": "auto", "target": "en"}, "^en is not available as a target language$"),
+        ({"source": "auto", "target": "en"}, r"^English \(en\) is not available as a target language$"),
         ({"format": "html"}, "html format is not supported"),
         ({"alternatives": "many"}, "alternatives parameter is not a number"),
         ({"alternatives": 5}, "alternatives parameter must be <= 4"),

@@ -238,7 +238,7 @@ class Api:
         """
         sources = sorted({pair[0] for pair in self.models if target in (None, pair[1])})
         if not sources:
-            raise HTTPException(400, f"{target} is not available as a target language")
+            raise HTTPException(400, f"{name(str(target))} ({target}) is not available as a target language")
         if len(sources) > 1:
             raise HTTPException(400, f"auto is not supported: give the source language, one of {', '.join(sources)}")
         return sources[0]
