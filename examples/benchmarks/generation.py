@@ -130,7 +130,7 @@ def searches(
     if args.device != "cpu":  # packed weights exist only on CPUs
         precisions = {"": "float32"}
     for suffix, precision in precisions.items():
-        search = partial(FastBeamSearch, [model], dictionary, packing=PackedWeightCache(precision), **options)
+        search = partial(FastBeamSearch, [model], dictionary, weight_cache=PackedWeightCache(precision), **options)
         ours = f"{name}, translation_fast{suffix}"
         runs[ours] = partial(search().generate, None, sample)
         if args.compile_steps:

@@ -99,10 +99,10 @@ class StepwiseDecoding:
         beam: int,
         capacity: int | None,
         words: Tensor | None,
-        packing: BatchWeights | None,
+        batch_weights: BatchWeights | None,
     ) -> None:
         if has_weight_norm(decoder):
-            decoder = without_weight_norm(decoder, decoder.dictionary, decoder.packing)
+            decoder = without_weight_norm(decoder, decoder.dictionary, decoder.batch_weights)
         self.decoder = decoder
         self.source = source
         self.fixed = capacity is not None
@@ -113,7 +113,7 @@ class StepwiseDecoding:
         projection = decoder.output_projection
         if words is not None:
             projection = selected_rows(projection, words)
-        self.packing = packing
+        self.batch_weights = batch_weights
         self.output_layer = self.prepare(projection.weight, projection.bias)
         self.set_up()
 
@@ -134,7 +134,7 @@ class StepwiseDecoding:
 
     def prepare(self, weight: Tensor, bias: Tensor | None = None) -> Callable[[Tensor], Tensor]:
         """Return the function ``x -> x Wᵀ + b`` for use in all steps; the weight has shape (O, K)."""
-        return prepare_linear(weight, bias, self.order.rows, self.packing)
+        return prepare_linear(weight, bias, self.order.rows, self.batch_weights)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Compute one step; see `Decoding.step`."""

@@ -74,11 +74,11 @@ class WeightNormalisable(nn.Module):
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
     """A linear map, computed by `cpu.linear.linear`."""
 
-    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
+    batch_weights: BatchWeights | None = None  # packed weights of the current batch, set by `with_batch_weights`
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""
-        return linear(x, self.weight, self.bias, self.packing)
+        return linear(x, self.weight, self.bias, self.batch_weights)
 
 
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:

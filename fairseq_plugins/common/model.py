@@ -63,12 +63,12 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
     Attributes:
         decoding_class: subclass of `StepwiseDecoding` for this decoder.
         output_projection: linear map from features to logits.
-        packing: cache of packed weights, which is used for one batch; set by `with_packing`.
+        batch_weights: packed weights of the current batch; set by `with_batch_weights`.
     """
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
     output_projection: nn.Linear
-    packing: BatchWeights | None = None
+    batch_weights: BatchWeights | None = None
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
         super().__init__(dictionary)
@@ -113,10 +113,10 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
         beam: int = 1,
         capacity: int | None = None,
         words: Tensor | None = None,
-        packing: BatchWeights | None = None,
+        batch_weights: BatchWeights | None = None,
     ) -> StepwiseDecoding:
         """Return the initial decoding state of a batch; see `StepwiseDecoding`."""
-        return self.decoding_class(self, source, beam, capacity, words, packing or self.packing)
+        return self.decoding_class(self, source, beam, capacity, words, batch_weights or self.batch_weights)
 
     def max_positions(self) -> int:
         """Return the maximum number of target tokens."""

@@ -58,14 +58,14 @@ def candidate_output(model: nn.Module, candidates: Tensor) -> Iterator[None]:
         setattr(decoder, name, layer)
 
 
-def with_candidate_output(model: ModuleT, candidates: Tensor, packing: BatchWeights | None = None) -> ModuleT:
+def with_candidate_output(model: ModuleT, candidates: Tensor, batch_weights: BatchWeights | None = None) -> ModuleT:
     """Return a copy of the model whose output i is the i-th candidate; the copy shares all other parts with the model.
 
     Use this function in translation.  Other threads can use the model at the same time, because this function does not
     modify it.
     """
     name, selected = _selected(model, candidates)
-    selected.packing = packing
+    selected.batch_weights = batch_weights
     decoder: Any = model.decoder
     return with_part(model, "decoder", with_part(decoder, name, selected))
 

@@ -24,7 +24,7 @@ from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.source import Source, softmax
-from fairseq_plugins.cpu.packing import prepare_linear, with_packing
+from fairseq_plugins.cpu.packing import prepare_linear, with_batch_weights
 from fairseq_plugins.cpu.training import Dropout
 
 
@@ -172,7 +172,7 @@ class ConvEncoderDecoding(StepwiseDecoding):
         """Prepare one matrix and the initial state for each LSTM, and project the source for attention."""
         to_embedding, attentive = self.decoder.to_embedding, self.decoder.attentive
         self.to_embedding = self.prepare(to_embedding.weight, to_embedding.bias)
-        self.attention = ConditionalInput(with_packing(attentive, self.packing), self.source)
+        self.attention = ConditionalInput(with_batch_weights(attentive, self.batch_weights), self.source)
         self.lstms = [self._lstm(attentive.input.weight, attentive.recurrent.weight, attentive.input.bias)]
         for lstm in cast("list[nn.LSTM]", self.decoder.upper):
             weight_input, weight_state, *biases = lstm.all_weights[0]

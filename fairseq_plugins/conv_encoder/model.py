@@ -107,7 +107,7 @@ class Convolution(nn.Module):
     large as the norm of the paper's divided gradients (measured with `conv_encoder_tiny` on Multi30k).
     """
 
-    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
+    batch_weights: BatchWeights | None = None  # packed weights of the current batch, set by `with_batch_weights`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class Convolution(nn.Module):
             weight, bias = (_Scaled.apply(part, self.scale) for part in (self.weight, self.bias))
         else:  # scaling the input is cheaper than scaling the weight
             x, weight, bias = x * self.scale, self.weight, self.bias * self.scale
-        return convolve_channels_first(x, weight, bias, self.padding, self.packing)
+        return convolve_channels_first(x, weight, bias, self.padding, self.batch_weights)
 
 
 class _Scaled(torch.autograd.Function):

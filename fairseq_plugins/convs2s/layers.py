@@ -31,7 +31,7 @@ from fairseq_plugins.cpu.convolution import (
     with_window_layout,
 )
 from fairseq_plugins.cpu.linear import linear
-from fairseq_plugins.cpu.packing import BatchWeights, with_packing
+from fairseq_plugins.cpu.packing import BatchWeights, with_batch_weights
 
 if TYPE_CHECKING:
     from fairseq_plugins.convs2s.model import ConvS2SDecoder
@@ -51,7 +51,7 @@ class GatedConvolution(WeightNormalisable):
     √(4p/n) (section 3.5 and appendix A).
     """
 
-    packing: BatchWeights | None = None  # packed weights of the current batch, set by `with_packing`
+    batch_weights: BatchWeights | None = None  # packed weights of the current batch, set by `with_batch_weights`
 
     def __init__(self, in_dim: int, out_dim: int, kernel: int, causal: bool, retain: float = 1.0) -> None:
         super().__init__()
@@ -64,11 +64,11 @@ class GatedConvolution(WeightNormalisable):
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute all positions, (T, B, C) -> (T, B, D)."""
-        return F.glu(convolve_time_first(x, self.weight, self.bias, self.padding, self.packing), dim=-1)
+        return F.glu(convolve_time_first(x, self.weight, self.bias, self.padding, self.batch_weights), dim=-1)
 
     def of_windows(self, windows: Tensor) -> Tensor:
         """Compute one output for each window, given as w concatenated inputs, (..., wC) -> (..., D)."""
-        return F.glu(linear(windows, self.matrix, self.bias, self.packing), dim=-1)
+        return F.glu(linear(windows, self.matrix, self.bias, self.batch_weights), dim=-1)
 
     @property
     def matrix(self) -> Tensor:
@@ -142,14 +142,14 @@ class ProjectedAttention:
 
     per_sentence = "keys", "score_bias", "values"
 
-    def __init__(self, attention: MultiStepAttention, source: Source, packing: BatchWeights | None) -> None:
+    def __init__(self, attention: MultiStepAttention, source: Source, batch_weights: BatchWeights | None) -> None:
         w_d, b_d = attention.in_projection.weight, attention.in_projection.bias
         w_o, b_o = attention.out_projection.weight, attention.out_projection.bias
         # A step multiplies few queries by the keys; this is several times faster with keys (B, C, S) than (B, S, C).
-        self.keys = linear(source.keys, w_d.t(), None, packing).transpose(1, 2).contiguous()
+        self.keys = linear(source.keys, w_d.t(), None, batch_weights).transpose(1, 2).contiguous()
         self.score_bias = (torch.matmul(source.keys, b_d) * SQRT_HALF).unsqueeze(1)  # (B, 1, S)
         # Attention weights sum to one, so adding b_o to each value is the same as adding it to the average.
-        values = linear(source.values, w_o, None, packing)
+        values = linear(source.values, w_o, None, batch_weights)
         self.values = torch.addcmul(b_o * SQRT_HALF, values, source.sqrt_lengths, value=SQRT_HALF)  # (B, S, C)
 
     def attend(self, h: Tensor, gz: Tensor) -> tuple[Tensor, Tensor]:
@@ -176,9 +176,9 @@ class ConvS2SDecoding(StepwiseDecoding):
         )
         self.layers: list[tuple[StepConvolution | PairedConvolution, ProjectedAttention | None, Shortcut]] = []
         for convolution, attention, shortcut in decoder.layers:
-            projected = None if attention is None else ProjectedAttention(attention, self.source, self.packing)
+            projected = None if attention is None else ProjectedAttention(attention, self.source, self.batch_weights)
             if not self.fixed:  # a `Linear` in a compiled step does not use packed weights
-                shortcut = with_packing(shortcut, self.packing)
+                shortcut = with_batch_weights(shortcut, self.batch_weights)
             self.layers.append((self._step_by_step(convolution), projected, shortcut))
 
     def projected(self) -> list[ProjectedAttention]:
@@ -186,9 +186,10 @@ class ConvS2SDecoding(StepwiseDecoding):
         return [attention for _, attention, _ in self.layers if attention is not None]
 
     def _step_by_step(self, module: GatedConvolution) -> StepConvolution | PairedConvolution:
-        (kernel, dim, _), matrix, packing, rows = module.weight.shape, module.matrix, self.packing, self.order.rows
-        if packing is not None and not self.fixed and pairs_are_faster(matrix, kernel, dim, packing):
-            products = packing.packed(packed_products, matrix, module.bias)
+        (kernel, dim, _), matrix, rows = module.weight.shape, module.matrix, self.order.rows
+        batch_weights = self.batch_weights
+        if batch_weights is not None and not self.fixed and pairs_are_faster(matrix, kernel, dim, batch_weights):
+            products = batch_weights.packed(packed_products, matrix, module.bias)
             return PairedConvolution(products, matrix.new_zeros(rows, dim))
         past = matrix.new_zeros(rows, (kernel - 1) * dim)
         return StepConvolution(self.prepare(matrix, module.bias), past, self.fixed)

@@ -36,17 +36,17 @@ NARROWEST = 512
 
 
 def convolve_time_first(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], batch_weights: BatchWeights | None = None
 ) -> Tensor:
     """Return ``W * x + b``, see `torch.conv_tbc`: x (T, B, C), weight (w, C, O), bias (O,) -> (T, B, O)."""
     length, kernel = x.size(0), len(weight)
-    if packing is not None and pairs_are_faster(x, kernel, x.size(2), packing):
-        return convolve_in_pairs(x, weight, bias, padding, packing)
+    if batch_weights is not None and pairs_are_faster(x, kernel, x.size(2), batch_weights):
+        return convolve_in_pairs(x, weight, bias, padding, batch_weights)
     x = F.pad(x, (0, 0, 0, 0, *padding))
-    if not uses_onednn(x, packing):
+    if not uses_onednn(x, batch_weights):
         return torch.conv_tbc(x.contiguous(), weight, bias)
     windows = torch.cat([x[start : start + length] for start in range(kernel)], dim=-1)
-    return linear(windows, as_matrix(weight), bias, packing)
+    return linear(windows, as_matrix(weight), bias, batch_weights)
 
 
 def as_matrix(weight: Tensor) -> Tensor:
@@ -64,17 +64,17 @@ def with_window_layout(weight: Tensor) -> Tensor:
 
 
 def convolve_channels_first(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights | None = None
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], batch_weights: BatchWeights | None = None
 ) -> Tensor:
     """Return ``W * x + b``, see `F.conv1d`: x (B, C, T), weight (O, C, w), bias (O,) -> (B, O, T)."""
     x = F.pad(x, padding)
     if torch.is_grad_enabled() or x.device.type != "cpu":
         return F.conv1d(x, weight, bias)
     windows = x.unfold(2, weight.size(2), 1).transpose(1, 2)
-    return linear(windows.flatten(2), weight.flatten(1), bias, packing).transpose(1, 2)
+    return linear(windows.flatten(2), weight.flatten(1), bias, batch_weights).transpose(1, 2)
 
 
-def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights | None) -> bool:
+def pairs_are_faster(like: Tensor, kernel: int, dim: int, batch_weights: BatchWeights | None) -> bool:
     """Return whether `convolve_in_pairs` is faster than one linear map of windows.
 
     The inputs have the width ``dim``, and the device and dtype of ``like``.
@@ -83,18 +83,22 @@ def pairs_are_faster(like: Tensor, kernel: int, dim: int, packing: BatchWeights 
     on the batch size: each method packs its own matrices, and batches of different sizes are to use the same matrices.
     """
     return (
-        kernel == 3 and dim >= NARROWEST and packing is not None and packing.precision == "float32" and can_pack(like)
+        kernel == 3
+        and dim >= NARROWEST
+        and batch_weights is not None
+        and batch_weights.precision == "float32"
+        and can_pack(like)
     )
 
 
 def convolve_in_pairs(
-    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], packing: BatchWeights
+    x: Tensor, weight: Tensor, bias: Tensor, padding: tuple[int, int], batch_weights: BatchWeights
 ) -> Tensor:
     """Compute `convolve_time_first` for kernel width three, with four products for each pair of outputs."""
     (before, after), length = padding, x.size(0)
     x = F.pad(x, (0, 0, 0, 0, before, after + length % 2))
     x0, x1, x2, x3 = x[0:-2:2], x[1:-2:2], x[2::2], x[3::2]
-    multiply0, multiply1, multiply2, multiply3 = packing.packed(packed_products, as_matrix(weight), bias)
+    multiply0, multiply1, multiply2, multiply3 = batch_weights.packed(packed_products, as_matrix(weight), bias)
     m0, m1, m2, m3 = multiply0(x0 - x2), multiply1(x1 + x2), multiply2(x2 - x1), multiply3(x3 - x1)
     y = m0.new_empty(2 * len(m0), *m0.shape[1:])
     torch.add(m0.add_(m1), m2, out=y[0::2])

@@ -27,21 +27,25 @@ from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, on
 _MIN_MULTIPLICATIONS = 2**20
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, packing: BatchWeights | None = None) -> Tensor:
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_weights: BatchWeights | None = None) -> Tensor:
     """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O)."""
-    if not uses_onednn(x, packing) or weight.dtype != x.dtype or x.numel() * weight.size(0) < _MIN_MULTIPLICATIONS:
+    if (
+        not uses_onednn(x, batch_weights)
+        or weight.dtype != x.dtype
+        or x.numel() * weight.size(0) < _MIN_MULTIPLICATIONS
+    ):
         return F.linear(x, weight, bias)
-    if packing is not None and can_pack(weight) and not torch.is_grad_enabled():
-        return packing.packed(PackedLinear, weight, bias)(x)
+    if batch_weights is not None and can_pack(weight) and not torch.is_grad_enabled():
+        return batch_weights.packed(PackedLinear, weight, bias)(x)
     y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
     # If x is a matrix, return y itself, not a view of y.  If the caller overwrites a view in place, the backward pass
     # copies the gradient of the view.
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
 
-def uses_onednn(x: Tensor, packing: BatchWeights | None = None) -> bool:
+def uses_onednn(x: Tensor, batch_weights: BatchWeights | None = None) -> bool:
     """Return whether `linear` uses oneDNN for large products with x."""
-    return can_pack(x) and (packing is not None or onednn_is_faster())
+    return can_pack(x) and (batch_weights is not None or onednn_is_faster())
 
 
 class _OneDNNLinear(torch.autograd.Function):

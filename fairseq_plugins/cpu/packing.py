@@ -6,8 +6,8 @@ called packed.  On two AVX-512 cores, the product of 80 rows with a packed 1536 
 with the plain matrix, and the product of 5 rows takes 0.45 times as long.
 
 A `PackedLinear` holds one packed weight.  A `BatchWeights` holds the packed weights of one batch, and a
-`PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute ``packing``.
-`with_packing` copies a module and sets this attribute to the `BatchWeights` of a batch.
+`PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute
+``batch_weights``.  `with_batch_weights` copies a module and sets this attribute to the `BatchWeights` of a batch.
 
 N rows, K inputs, O outputs; a weight is (O, K), and a bias (O,) or None.
 """
@@ -247,26 +247,26 @@ class BatchWeights:
         return found[1]
 
 
-def with_packing(module: ModuleT, packing: BatchWeights | None) -> ModuleT:
+def with_batch_weights(module: ModuleT, batch_weights: BatchWeights | None) -> ModuleT:
     """Return a copy of the module that shares the module's tensors and uses the given packed weights, if any."""
-    if packing is None:
+    if batch_weights is None:
         return module
     twin = copy.copy(module)
-    twin._modules = {name: part and with_packing(part, packing) for name, part in module._modules.items()}
-    if hasattr(twin, "packing"):
-        vars(twin)["packing"] = packing
+    twin._modules = {name: part and with_batch_weights(part, batch_weights) for name, part in module._modules.items()}
+    if hasattr(twin, "batch_weights"):
+        vars(twin)["batch_weights"] = batch_weights
     return twin
 
 
 def prepare_linear(
-    weight: Tensor, bias: Tensor | None, rows: int, packing: BatchWeights | None = None
+    weight: Tensor, bias: Tensor | None, rows: int, batch_weights: BatchWeights | None = None
 ) -> Callable[[Tensor], Tensor]:
     """Return the function ``x -> x Wᵀ + b`` for many calls without gradients, while the weight does not change.
 
     ``rows`` is the largest number of rows in a call.  The weight should be contiguous.
     """
-    if packing is not None and can_pack(weight):
-        packed = packing.packed(PackedLinear, weight, bias)
+    if batch_weights is not None and can_pack(weight):
+        packed = batch_weights.packed(PackedLinear, weight, bias)
     # Packing a weight takes about as long as three products, and does not make products with a single row faster.
     elif rows > 1 and can_pack(weight):
         packed = PackedLinear(weight, bias)
@@ -277,9 +277,11 @@ def prepare_linear(
     return partial(PackedLinear.__call__, packed)
 
 
-def cached(packing: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
-    """Return ``compute(*weights)``, and cache the result if ``packing`` is given and the weights can be packed."""
-    return packing.cached(compute, *weights) if packing is not None and can_pack(weights[0]) else compute(*weights)
+def cached(batch_weights: BatchWeights | None, compute: Callable[..., _Tensors], *weights: Tensor) -> _Tensors:
+    """Return ``compute(*weights)``; if ``batch_weights`` is given and the weights can be packed, cache the result."""
+    if batch_weights is not None and can_pack(weights[0]):
+        return batch_weights.cached(compute, *weights)
+    return compute(*weights)
 
 
 def _fingerprint(weight: Tensor) -> object:

@@ -26,7 +26,7 @@ from torch import Tensor
 from fairseq_plugins.common.decoding import FairseqDecoding
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.output_layer import has_plain_softmax, with_candidate_output, with_part
-from fairseq_plugins.cpu.packing import BatchWeights, PackedWeightCache, with_packing
+from fairseq_plugins.cpu.packing import BatchWeights, PackedWeightCache, with_batch_weights
 from fairseq_plugins.search.beam_search import BeamState, TokenRules, penalise_words
 from fairseq_plugins.search.graphs import GraphCache
 from fairseq_plugins.vocabulary.candidates import Candidates, candidate_indices
@@ -56,7 +56,7 @@ class FastBeamSearch(SequenceGenerator):
 
     Args:
         tgt_dict: target words.
-        packing: cache of packed weights; by default a new cache with precision float32.
+        weight_cache: cache of packed weights; by default a new cache with precision float32.
         graphs: cache of compiled steps of this plugin's decoders; None to run steps without compilation.
         word_penalty: see `penalise_words`.
         candidates: table of candidate words, to which words of prefixes and constraints are added; None for all words.
@@ -67,7 +67,7 @@ class FastBeamSearch(SequenceGenerator):
         self,
         models: Sequence[BaseFairseqModel] | EnsembleModel,
         tgt_dict: Dictionary,
-        packing: PackedWeightCache | None = None,
+        weight_cache: PackedWeightCache | None = None,
         graphs: GraphCache | None = None,
         word_penalty: float = 0.0,
         candidates: Candidates | None = None,
@@ -76,7 +76,7 @@ class FastBeamSearch(SequenceGenerator):
         models = list(models.models) if isinstance(models, EnsembleModel) else models
         super().__init__(Ensemble(models, word_penalty, tgt_dict.eos()), tgt_dict, **options)
         self.model.eos = self.eos
-        self.packing = packing or PackedWeightCache()
+        self.weight_cache = weight_cache or PackedWeightCache()
         self.graphs = graphs
         self.word_penalty = word_penalty
         self.candidates = candidates
@@ -133,14 +133,14 @@ class FastBeamSearch(SequenceGenerator):
         words = None
         if self.candidates is not None:
             words = self._candidate_words(source, prefix_tokens, constraints, bos_token)
-        with self.packing.for_batch() as packing:
+        with self.weight_cache.for_batch() as batch_weights:
             if constraints is None and self._is_plain_beam_search():
-                return self._beam_search(packing, net_input, prefix_tokens, bos_token, words)
-            return self._fairseq_search(packing, words, sample, prefix_tokens, constraints, bos_token)
+                return self._beam_search(batch_weights, net_input, prefix_tokens, bos_token, words)
+            return self._fairseq_search(batch_weights, words, sample, prefix_tokens, constraints, bos_token)
 
     def _beam_search(
         self,
-        packing: BatchWeights,
+        batch_weights: BatchWeights,
         net_input: dict[str, Any],
         prefix: Tensor | None,
         bos: int | None,
@@ -153,11 +153,13 @@ class FastBeamSearch(SequenceGenerator):
         with ExitStack() as stack:
             stack.enter_context(torch.cuda.device_of(source))
             if self.graphs is not None and self.graphs.supports(model, source, steps):
-                state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, packing))
+                state, step = stack.enter_context(self.graphs.search(model, self.begin, source, rules, batch_weights))
             else:
                 # One row per sentence is enough for the first step, because k rows would be equal.
                 # With a prefix, use k rows: for a prefix of only the end symbol, the search returns k equal hypotheses.
-                state = self.begin(net_input, rules, rows=1 if prefix is None else self.beam_size, packing=packing)
+                state = self.begin(
+                    net_input, rules, rows=1 if prefix is None else self.beam_size, batch_weights=batch_weights
+                )
                 step = state.prepare_and_step
             steps_made = run_search(state, step, sentences, steps)
             found = state.hypotheses(steps_made, self.len_penalty if self.normalize_scores else 0)[:sentences]
@@ -182,7 +184,7 @@ class FastBeamSearch(SequenceGenerator):
         rules: TokenRules,
         capacity: int | None = None,
         rows: int | None = None,
-        packing: BatchWeights | None = None,
+        batch_weights: BatchWeights | None = None,
     ) -> BeamState:
         """Encode a batch, and return the state before the first step.
 
@@ -192,14 +194,14 @@ class FastBeamSearch(SequenceGenerator):
         model: Any = self.model.single_model
         k, source = self.beam_size, net_input["src_tokens"]
         if isinstance(model, TranslationModel):
-            encoded = with_packing(model.encoder, packing).forward_torchscript(net_input)
+            encoded = with_batch_weights(model.encoder, batch_weights).forward_torchscript(net_input)
             # On a CPU, a second tensor with the size of the logits takes time.
             in_place = source.device.type == "cpu" and capacity is None
-            decoding = model.decoder.start(encoded, k, capacity, rules.words, packing)
+            decoding = model.decoder.start(encoded, k, capacity, rules.words, batch_weights)
             return BeamState(decoding, rules, rows or k, in_place)
         (encoded,) = self.model.forward_encoder(net_input)
         if rules.words is not None:
-            model = with_candidate_output(model, rules.words, packing)
+            model = with_candidate_output(model, rules.words, batch_weights)
         return BeamState(FairseqDecoding(model, encoded, source, k), rules, rows=k)
 
     def last_steps(self, source: Tensor, longest: int) -> Tensor:
@@ -212,7 +214,7 @@ class FastBeamSearch(SequenceGenerator):
 
     def _fairseq_search(
         self,
-        packing: BatchWeights,
+        batch_weights: BatchWeights,
         words: Tensor | None,
         sample: dict[str, Any],
         prefix: Tensor | None,
@@ -226,8 +228,11 @@ class FastBeamSearch(SequenceGenerator):
         """
         models = list(self.model.models)
         if words is not None:
-            models = [with_candidate_output(model, words, packing) for model in models]
-        models = [with_packing(model, packing) if isinstance(model, TranslationModel) else model for model in models]
+            models = [with_candidate_output(model, words, batch_weights) for model in models]
+        models = [
+            with_batch_weights(model, batch_weights) if isinstance(model, TranslationModel) else model
+            for model in models
+        ]
         generator = with_part(self, "model", Ensemble(models, self.word_penalty, self.eos, words))
         if words is not None:
             generator.vocab_size = len(words)

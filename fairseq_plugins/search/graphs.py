@@ -81,7 +81,7 @@ class GraphCache:
 
     @contextmanager
     def search(
-        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, packing: BatchWeights | None
+        self, model: Any, begin: Begin, source: Tensor, rules: TokenRules, batch_weights: BatchWeights | None
     ) -> Iterator[tuple[BeamState, Run]]:
         """Yield the state of a batch before the first step, created by ``begin``, and a function that makes a step."""
         # Later batches write to the state's tensors, which is forbidden for tensors created in inference mode.
@@ -101,7 +101,7 @@ class GraphCache:
                     self._end = torch.cuda.current_stream().record_event() if source.is_cuda else None
             else:  # begin with a small capacity that grows: attention to unused steps takes time on a CPU
                 net_input = {"src_tokens": source, "src_lengths": None}
-                state = begin(net_input, rules.clone(), _LENGTH_MULTIPLE, packing=packing)
+                state = begin(net_input, rules.clone(), _LENGTH_MULTIPLE, batch_weights=batch_weights)
                 yield state, functools.partial(state.prepare_and_step, self._step)
 
     def _captured(

@@ -92,7 +92,7 @@ class TranslationFastTask(TranslationTask):
 
     # All generators of the task share one cache, because fairseq's Python interface builds a generator for each call.
     @functools.cached_property
-    def packing(self) -> PackedWeightCache:
+    def weight_cache(self) -> PackedWeightCache:
         return PackedWeightCache(str(self.cfg.cpu_dtype))
 
     @functools.cached_property
@@ -188,7 +188,7 @@ class TranslationFastTask(TranslationTask):
             aligns = bool(getattr(args, "print_alignment", None))
             if aligns:
                 extra["print_alignment"] = args.print_alignment
-            extra |= {"packing": self.packing, "graphs": self._graphs}
+            extra |= {"weight_cache": self.weight_cache, "graphs": self._graphs}
             extra |= {"word_penalty": self.cfg.word_penalty, "candidates": self.candidates}
             seq_gen_cls = FastBeamSearchWithAlignment if aligns else FastBeamSearch
         return super().build_generator(models, args, seq_gen_cls, extra, **kwargs)

@@ -40,7 +40,7 @@ class HypothesisGenerator:
 
     def __init__(self, task: FairseqTask, count: int, sampling: bool) -> None:
         self.task, self.count, self.sampling = task, count, sampling
-        self._packing = PackedWeightCache(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
+        self._weight_cache = PackedWeightCache(str(getattr(getattr(task, "cfg", None), "cpu_dtype", "float32")))
 
     def generate(self, model: FairseqEncoderDecoderModel, sample: dict[str, Any]) -> list[list[list[int]]]:
         """Return the hypotheses of each sentence, best first, as tokens including the end.
@@ -55,7 +55,7 @@ class HypothesisGenerator:
             generator = _Search(
                 [model],
                 self.task.target_dictionary,
-                packing=self._packing,
+                weight_cache=self._weight_cache,
                 candidates=getattr(self.task, "candidates", None),
                 beam_size=self.count,
                 search_strategy=_Sampling(self.task.target_dictionary) if samples else None,

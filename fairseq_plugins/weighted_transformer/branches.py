@@ -57,7 +57,7 @@ class BranchedBlock(nn.Module):
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
     """
 
-    packing: BatchWeights | None = None  # weights of the current batch, set by `with_packing`
+    batch_weights: BatchWeights | None = None  # weights of the current batch, set by `with_batch_weights`
 
     def __init__(
         self,
@@ -102,10 +102,10 @@ class BranchedBlock(nn.Module):
 
     def fold(self) -> FoldedWeights:
         """Return the folded weights that `forward` reads, with gradients."""
-        out, first = cached(self.packing, fold_kappa, self.out.weight, self.first.weight, self.kappa())
+        out, first = cached(self.batch_weights, fold_kappa, self.out.weight, self.first.weight, self.kappa())
         second = self.second.weight
         if self.alpha is not None:
-            (second,) = cached(self.packing, fold_alpha, second, self.alpha())
+            (second,) = cached(self.batch_weights, fold_alpha, second, self.alpha())
         return FoldedWeights(out, first, second)
 
     def forward(self, x: Tensor, heads: Tensor) -> Tensor:
@@ -114,8 +114,8 @@ class BranchedBlock(nn.Module):
         # Flatten x, not the product.  If a view of the product were overwritten in place, the backward pass would copy
         # the gradient of the view.
         inner = add_block_diagonal(self.first(x.flatten(0, -2)), heads.flatten(0, -2), folded.first)
-        attended = linear(heads, folded.out, self.out.bias, self.packing)
-        second = partial(linear, weight=folded.second, bias=self.second.bias, packing=self.packing)
+        attended = linear(heads, folded.out, self.out.bias, self.batch_weights)
+        second = partial(linear, weight=folded.second, bias=self.second.bias, batch_weights=self.batch_weights)
         return self.finish(x, attended, inner, second)
 
     def finish(self, x: Tensor, attended: Tensor, inner: Tensor, second: Callable[[Tensor], Tensor]) -> Tensor:

@@ -25,7 +25,7 @@ from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source, softmax
 from fairseq_plugins.cpu.linear import add_block_diagonal
-from fairseq_plugins.cpu.packing import with_packing
+from fairseq_plugins.cpu.packing import with_batch_weights
 from fairseq_plugins.cpu.training import Dropout
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock, xavier_
 
@@ -208,14 +208,14 @@ class _Layer:
         )
         self.self_attention_out = prepare(out.weight, out.bias)
         self.source_query = prepare(other.query.weight, other.query.bias)
-        keys, values = with_packing(other, decoding.packing).project(decoding.source.keys)
+        keys, values = with_batch_weights(other, decoding.batch_weights).project(decoding.source.keys)
         self.source_keys = keys.transpose(2, 3).contiguous()  # one column per source position, (B, h, v, S)
         sentences, heads, width, _ = self.source_keys.shape
         # Allocate zeros: unused places have attention weight zero, but zero times an arbitrary NaN would be NaN.
         self.keys = keys.new_zeros(sentences, heads, width, decoding.capacity * beam)
         self.values = keys.new_zeros(sentences, heads, decoding.capacity * beam, width)
 
-        branches = with_packing(module.branches, decoding.packing)
+        branches = with_batch_weights(module.branches, decoding.batch_weights)
         folded = branches.fold()
         self.out = prepare(folded.out, branches.out.bias)
         self.first = prepare(branches.first.weight, branches.first.bias)

@@ -95,11 +95,11 @@ CHANGES: dict[str, Callable[[torch.nn.Linear], object]] = {
 def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> None:
     module, x = torch.nn.Linear(64, 96), torch.randn(5, 64)
     module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
-    packing = PackedWeightCache(precision)
-    with packing.for_batch() as batch:
+    weight_cache = PackedWeightCache(precision)
+    with weight_cache.for_batch() as batch:
         before = prepare_linear(module.weight, module.bias, 5, batch)(x)
     CHANGES[change](module)
-    with packing.for_batch() as batch:
+    with weight_cache.for_batch() as batch:
         after = prepare_linear(module.weight, module.bias, 5, batch)(x)
     with PackedWeightCache(precision).for_batch() as batch:
         expected = prepare_linear(module.weight, module.bias, 5, batch)(x)
@@ -109,7 +109,7 @@ def test_a_weight_that_changes_is_packed_again(precision: str, change: str) -> N
 
 @torch.no_grad()
 def test_entries_are_kept_while_batches_use_them() -> None:
-    packing, (weight, bias), (other, _) = PackedWeightCache(), layer(1), layer(2)
+    weight_cache, (weight, bias), (other, _) = PackedWeightCache(), layer(1), layer(2)
     made: list[torch.Tensor] = []
 
     def pack(weight: torch.Tensor, bias: torch.Tensor | None, precision: str) -> PackedLinear:
@@ -118,7 +118,7 @@ def test_entries_are_kept_while_batches_use_them() -> None:
 
     counts = []
     for weights in [[weight], [weight], [weight, other], [other], [other], [weight, other]]:
-        with packing.for_batch() as batch:
+        with weight_cache.for_batch() as batch:
             for each in weights:
                 batch.packed(pack, each, bias)
                 batch.packed(pack, each.clone(), bias)
@@ -130,7 +130,7 @@ def test_entries_are_kept_while_batches_use_them() -> None:
 @pytest.mark.parametrize("change", [None, *CHANGES])
 @torch.no_grad()
 def test_cached_values_are_kept_until_weights_change(change: str | None) -> None:
-    module, x, packing, calls = torch.nn.Linear(64, 96), torch.randn(5, 64), PackedWeightCache(), []
+    module, x, weight_cache, calls = torch.nn.Linear(64, 96), torch.randn(5, 64), PackedWeightCache(), []
 
     def double(weight: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         calls.append(weight)
@@ -138,7 +138,7 @@ def test_cached_values_are_kept_until_weights_change(change: str | None) -> None
 
     module.load_state_dict(dict(zip(("weight", "bias"), layer(), strict=True)))
     for _ in range(2):
-        with packing.for_batch() as batch:
+        with weight_cache.for_batch() as batch:
             for _ in range(2):
                 weight, bias = cached(batch, double, module.weight, module.bias)
                 y = prepare_linear(weight, bias, 5, batch)(x)
@@ -152,8 +152,8 @@ def test_cached_values_are_kept_until_weights_change(change: str | None) -> None
 
 @torch.no_grad()
 def test_a_weight_and_its_transpose_are_two_entries() -> None:
-    weight, x, packing = torch.randn(64, 64), torch.randn(5, 64), PackedWeightCache()
-    with packing.for_batch() as batch:
+    weight, x, weight_cache = torch.randn(64, 64), torch.randn(5, 64), PackedWeightCache()
+    with weight_cache.for_batch() as batch:
         for each in (weight, weight.t(), weight.t().contiguous()):
             torch.testing.assert_close(prepare_linear(each, None, 5, batch)(x), F.linear(x, each))
 
@@ -172,32 +172,32 @@ def test_unsupported_precisions_fall_back_to_float32(precision: str, monkeypatch
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
     monkeypatch.setattr(torch.cpu, "_is_avx2_supported", lambda: False)
     with caplog.at_level(logging.WARNING):
-        packing = PackedWeightCache(precision)
+        weight_cache = PackedWeightCache(precision)
     assert f"--cpu-dtype {precision}: " in caplog.text
     (weight, bias), x = layer(), torch.randn(5, 64)
-    with packing.for_batch() as batch:
+    with weight_cache.for_batch() as batch:
         torch.testing.assert_close(prepare_linear(weight, bias, 5, batch)(x), F.linear(x, weight, bias))
 
 
 @pytest.mark.parametrize("precision", SUPPORTED)
 def test_a_useless_precision_is_reported_once(precision: str, caplog) -> None:
-    packing = PackedWeightCache(precision)
+    weight_cache = PackedWeightCache(precision)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            with packing.for_batch():
+            with weight_cache.for_batch():
                 pass
     assert caplog.text.count(f"--cpu-dtype {precision} ") == (precision != "float32")
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda packing: pickle.loads(pickle.dumps(packing))])
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda weight_cache: pickle.loads(pickle.dumps(weight_cache))])
 @pytest.mark.parametrize("precision", SUPPORTED)
 @torch.no_grad()
 def test_a_copy_packs_the_same(precision: str, copied: Callable[[PackedWeightCache], PackedWeightCache]) -> None:
-    (weight, bias), x, packing = layer(), torch.randn(5, 64), PackedWeightCache(precision)
-    with packing.for_batch() as batch:
+    (weight, bias), x, weight_cache = layer(), torch.randn(5, 64), PackedWeightCache(precision)
+    with weight_cache.for_batch() as batch:
         expected = prepare_linear(weight, bias, 5, batch)(x)
-    packing = copied(packing)
-    with packing.for_batch() as batch:
+    weight_cache = copied(weight_cache)
+    with weight_cache.for_batch() as batch:
         assert torch.equal(prepare_linear(weight, bias, 5, batch)(x), expected)
 
 

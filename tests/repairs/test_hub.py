@@ -59,7 +59,7 @@ def test_the_fast_search_takes_any_checkpoint(load, old: bool) -> None:
     fast = load(old=old, task="translation_fast", cpu_dtype="int8", word_penalty=0.5)
     generator = fast.task.build_generator(fast.models, fast.cfg.generation)
     assert type(generator) is FastBeamSearch
-    assert (generator.packing.precision, generator.model.word_penalty) == ("int8", 0.5)
+    assert (generator.weight_cache.precision, generator.model.word_penalty) == ("int8", 0.5)
     plain, exact = load(old=old), load(old=old, task="translation_fast")
     assert type(plain.task) is TranslationTask
     for beams, others in zip(generate(plain), generate(exact), strict=True):

@@ -41,7 +41,7 @@ def test_the_fast_search(model: Model, dictionary, sentences, mode: str) -> None
 @pytest.mark.parametrize("beam", [1, 4])
 def test_in_single_precision(model: Model, dictionary, sentences, beam: int) -> None:
     """Products are packed, and two batches share the cache; rounding errors depend on the number of rows."""
-    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "packing": PackedWeightCache()}
+    source, options = sentences(LENGTHS, left_pad=True), {"beam_size": beam, "weight_cache": PackedWeightCache()}
     for _ in range(2):
         actual = generate(FastBeamSearch, [model().float()], dictionary, source, **options)
         expected = generate(SequenceGenerator, [model().float()], dictionary, source, beam_size=beam)

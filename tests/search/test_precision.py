@@ -28,7 +28,9 @@ def test_lower_precision(build, architecture, dictionary, sentences, device, pre
         pytest.skip(f"this processor has no {precision}")
     source = sentences([60, 40, 60, 20])
     found = [
-        generate(FastBeamSearch, [build(architecture)], dictionary, source, packing=PackedWeightCache(each), **options)
+        generate(
+            FastBeamSearch, [build(architecture)], dictionary, source, weight_cache=PackedWeightCache(each), **options
+        )
         for each in ("float32", precision)
     ]
     scores = [{float(beam["score"]) for beam in chain(*each)} for each in found]
@@ -42,13 +44,17 @@ def test_weights_that_change_during_training(build, architecture, dictionary, se
     source = sentences(LENGTHS)
     sample = {"net_input": {"src_tokens": source, "src_lengths": source.ne(dictionary.pad()).sum(dim=1)}}
     trained, other = build(architecture, 1), build(architecture, 2)
-    generator = FastBeamSearch([trained], dictionary, packing=PackedWeightCache(precision), beam_size=4, max_len_b=12)
+    generator = FastBeamSearch(
+        [trained], dictionary, weight_cache=PackedWeightCache(precision), beam_size=4, max_len_b=12
+    )
     generator.generate([trained], sample)
     for parameter, value in zip(trained.parameters(), other.parameters(), strict=True):
         parameter.data.copy_(value.data)
     actual = generator.generate([trained], sample)
     assert_same(
-        actual, generate(FastBeamSearch, [other], dictionary, source, packing=PackedWeightCache(precision)), tolerance=0
+        actual,
+        generate(FastBeamSearch, [other], dictionary, source, weight_cache=PackedWeightCache(precision)),
+        tolerance=0,
     )
 
 
@@ -65,15 +71,19 @@ def test_folded_weights(build, dictionary, sentences, weights: str) -> None:
     """A model in training and its unchanged copy share a cache, but each uses its own weights."""
     options = {"encoder_layers": 1, "decoder_layers": 1, **WEIGHTED[weights]}
     trained, other = (build("weighted_transformer_tiny", seed, **options) for seed in (1, 2))
-    kept, packing = copy.deepcopy(trained), PackedWeightCache()
+    kept, weight_cache = copy.deepcopy(trained), PackedWeightCache()
     search = functools.partial(generate, FastBeamSearch, dictionary=dictionary, source=sentences([5, 3]), max_len_b=4)
-    search([trained], packing=packing)
-    first = search([kept], packing=PackedWeightCache())
+    search([trained], weight_cache=weight_cache)
+    first = search([kept], weight_cache=PackedWeightCache())
     for name in [name for name, _ in trained.named_parameters() if "branches" in name]:
         trained.get_parameter(name).data.copy_(other.get_parameter(name).data)
         # The copy is used first, and finds the cache entries of its original.
-        assert_same(search([kept], packing=packing), first, tolerance=0)
-        assert_same(search([trained], packing=packing), search([trained], packing=PackedWeightCache()), tolerance=0)
+        assert_same(search([kept], weight_cache=weight_cache), first, tolerance=0)
+        assert_same(
+            search([trained], weight_cache=weight_cache),
+            search([trained], weight_cache=PackedWeightCache()),
+            tolerance=0,
+        )
 
 
 # Products take most of the time in models of this width.
@@ -103,7 +113,7 @@ def test_the_search_in_int8(build, dictionary, sentences) -> None:
     lengths = {"beam_size": 5, "max_len_b": 8, "min_len": 8}
     plain, fast = (
         FastBeamSearch(
-            [build("convs2s_tiny", **WIDE).cpu()], dictionary, packing=PackedWeightCache(precision), **lengths
+            [build("convs2s_tiny", **WIDE).cpu()], dictionary, weight_cache=PackedWeightCache(precision), **lengths
         )
         for precision in ("float32", "int8")
     )

@@ -72,14 +72,16 @@ def test_compiled_searches_with_candidates(build, sentences, dictionary, precisi
     model.make_generation_fast_()
     words = Candidates(torch.randint(20, 44, (len(dictionary), 1)), torch.arange(len(dictionary)) < 20)
     options = {"candidates": words, "beam_size": 1, "max_len_b": 20}
-    made, packing = GraphCache(), PackedWeightCache(precision)
+    made, weight_cache = GraphCache(), PackedWeightCache(precision)
     # In int8, the rounding of inputs depends on the whole batch, and therefore on its padding.
     batches = [sentences([length]) for length in ((9, 9, 32, 3) if precision == "float32" else (32, 32, 32, 32))]
     for number, source in enumerate(batches):
         with torch._dynamo.config.patch(error_on_recompile=number > 0):
-            actual = generate(FastBeamSearch, [model], dictionary, source, graphs=made, packing=packing, **options)
+            actual = generate(
+                FastBeamSearch, [model], dictionary, source, graphs=made, weight_cache=weight_cache, **options
+            )
         expected = generate(
-            FastBeamSearch, [model], dictionary, source, packing=PackedWeightCache(precision), **options
+            FastBeamSearch, [model], dictionary, source, weight_cache=PackedWeightCache(precision), **options
         )
         assert_same(actual, expected, tolerance=1e-4 if precision == "float32" else 0.1)
 

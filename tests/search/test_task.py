@@ -58,7 +58,7 @@ def test_generators_of_a_task_share_caches(build, dictionary, caplog) -> None:
     task = TranslationFastTask(TranslationFastConfig(compile_steps=True), dictionary, dictionary)
     model = build(ARCHITECTURES[0])
     one, other = (task.build_generator([model], Namespace(beam=3)) for _ in range(2))
-    assert one.packing is other.packing
+    assert one.weight_cache is other.weight_cache
     assert one.graphs is other.graphs is not None
     assert "--compile-steps" not in caplog.text
     task.build_generator([model, model], Namespace(beam=3))

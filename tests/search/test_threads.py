@@ -38,10 +38,12 @@ def check(model: Any, dictionary: Any, sources: list[Tensor], mode: str, transla
         candidates.append(Candidates(torch.full((len(dictionary), 1), dictionary.pad()), always))
     shared = PackedWeightCache(precision)
 
-    def translate(number: int, packing: PackedWeightCache | None = None) -> Any:
+    def translate(number: int, weight_cache: PackedWeightCache | None = None) -> Any:
         words, source = candidates[number % THREADS], sources[number % len(sources)]
-        packing = packing or shared
-        return generate(FastBeamSearch, [model], dictionary, source, candidates=words, packing=packing, **options)
+        weight_cache = weight_cache or shared
+        return generate(
+            FastBeamSearch, [model], dictionary, source, candidates=words, weight_cache=weight_cache, **options
+        )
 
     distinct = THREADS * len(sources)  # the lists' lengths have no common divisor
     expected = [translate(number, PackedWeightCache(precision)) for number in range(distinct)]
@@ -78,7 +80,11 @@ def test_threads_do_not_warn_for_each_other(build, sentences, dictionary, caplog
     """A thread must not warn about --cpu-dtype because another thread has just ended its batch."""
     if not PRECISIONS["int8"][1]():
         pytest.skip("this processor has no int8")
-    model, packing, source = build("convs2s_tiny"), PackedWeightCache("int8"), sentences([5, 3])
+    model, weight_cache, source = build("convs2s_tiny"), PackedWeightCache("int8"), sentences([5, 3])
     with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(lambda _: generate(FastBeamSearch, [model], dictionary, source, packing=packing), range(40)))
+        list(
+            pool.map(
+                lambda _: generate(FastBeamSearch, [model], dictionary, source, weight_cache=weight_cache), range(40)
+            )
+        )
     assert "--cpu-dtype" not in caplog.text
