@@ -28,7 +28,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from torch import Tensor
 from turns import build, compare, machine, make_dictionary, parse_options, ratio, take_turns
 
-from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.parallel_text import read_text
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.vocabulary.candidates import Candidates, VocabSelectionCrossEntropy
 

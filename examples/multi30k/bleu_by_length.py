@@ -15,7 +15,7 @@ from fairseq.data.data_utils import infer_language_pair
 from sacrebleu import corpus_bleu
 
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.parallel_text import read_text
 
 
 def main() -> None:

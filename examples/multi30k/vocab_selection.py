@@ -20,7 +20,7 @@ from fairseq.data import Dictionary
 from fairseq.data.data_utils import infer_language_pair
 
 import fairseq_plugins
-from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.parallel_text import read_text
 from fairseq_plugins.vocabulary.candidates import Candidates
 
 fairseq_plugins.install()

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from downloads import File, Texts, fetch, fingerprints
 
+from fairseq_plugins.cli import parallel_text
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.processes import fairseq
 
 

@@ -27,7 +27,7 @@ from fairseq.models import ARCH_CONFIG_REGISTRY
 from torch import Tensor
 
 from fairseq_plugins.cli.figure import new_figure
-from fairseq_plugins.common.linear import MAGNITUDE
+from fairseq_plugins.common.weight_norm import MAGNITUDE
 from fairseq_plugins.convs2s import layers
 from fairseq_plugins.convs2s import model as model_module
 from fairseq_plugins.convs2s.model import ConvS2SModel

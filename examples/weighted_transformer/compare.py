@@ -29,7 +29,7 @@ from sacrebleu.metrics import BLEU, CHRF
 
 import fairseq_plugins
 from fairseq_plugins.cli.generated import lines_of, read_generated
-from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.parallel_text import writing
 from fairseq_plugins.cli.plot_branches import holds_logits
 from fairseq_plugins.cli.plot_loss import Point, draw, read_curve
 

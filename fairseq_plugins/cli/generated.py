@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from fairseq_plugins.cli.own_data import parallel_text
+from fairseq_plugins.cli import parallel_text
 from fairseq_plugins.common.files import decoded
 
 

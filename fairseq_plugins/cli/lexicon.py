@@ -23,7 +23,7 @@ from tempfile import TemporaryDirectory
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.files import refuse_input_as_output
-from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.parallel_text import writing
 from fairseq_plugins.cli.processes import running
 from fairseq_plugins.common.files import naming
 

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from fairseq_plugins.common.linear import has_weight_norm, without_weight_norm
 from fairseq_plugins.common.output_layer import selected_rows
 from fairseq_plugins.common.source import Source
+from fairseq_plugins.common.weight_norm import has_weight_norm, without_weight_norm
 from fairseq_plugins.cpu.packing import BatchWeights, prepare_linear
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from fairseq.data import Dictionary
 from fairseq.modules import SinusoidalPositionalEmbedding
 from torch import Tensor, nn
 
-from fairseq_plugins.cpu.training import Dropout
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 
 
 class InputEmbedding(nn.Module):

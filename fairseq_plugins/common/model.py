@@ -19,9 +19,9 @@ from torch import Tensor, nn
 import fairseq_plugins
 from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.common.embedding import InputEmbedding
-from fairseq_plugins.common.linear import fold_weight_norm_, remove_weight_norm_
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source
+from fairseq_plugins.common.weight_norm import fold_weight_norm_, remove_weight_norm_
 from fairseq_plugins.cpu.packing import BatchWeights
 
 ModelT = TypeVar("ModelT", bound="TranslationModel")

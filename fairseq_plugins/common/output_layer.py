@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerModelBase
 from torch import Tensor, nn
 from torch.nn.utils.weight_norm import WeightNorm
 
-from fairseq_plugins.common.linear import Linear, Normalised
+from fairseq_plugins.common.weight_norm import Linear, Normalised
 from fairseq_plugins.cpu.packing import BatchWeights
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)

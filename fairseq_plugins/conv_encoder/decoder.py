@@ -21,11 +21,11 @@ from torch.autograd.function import once_differentiable
 
 from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.embedding import InputEmbedding
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.common.weight_norm import Linear
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 from fairseq_plugins.cpu.packing import prepare_linear, with_batch_weights
-from fairseq_plugins.cpu.training import Dropout
 
 
 class AttentiveLSTM(nn.Module):

@@ -20,14 +20,14 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.common.embedding import InputEmbedding
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import SourceEncoder, TranslationModel
 from fairseq_plugins.common.options import ConvolutionSpec, Options, input_widths, parse_convolutions, register_presets
+from fairseq_plugins.common.weight_norm import Linear
 from fairseq_plugins.conv_encoder.config import PRESETS, ConvEncoderConfig, resolve_config
 from fairseq_plugins.conv_encoder.decoder import LSTMDecoder
 from fairseq_plugins.cpu.convolution import convolve_channels_first
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 from fairseq_plugins.cpu.packing import BatchWeights
-from fairseq_plugins.cpu.training import Dropout
 
 
 class ConvolutionalEncoder(SourceEncoder):

@@ -18,8 +18,8 @@ from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_NAME_REGISTRY
 from omegaconf import OmegaConf, open_dict
 from torch import Tensor
 
-from fairseq_plugins.common.linear import DIRECTION, MAGNITUDE, folded_weight
 from fairseq_plugins.common.options import architecture
+from fairseq_plugins.common.weight_norm import DIRECTION, MAGNITUDE, folded_weight
 from fairseq_plugins.convs2s.config import DEFAULTS, ConvS2SConfig
 from fairseq_plugins.convs2s.model import ConvS2SModel
 

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
-from fairseq_plugins.common.linear import WeightNormalisable, normalised_linear
 from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.common.weight_norm import WeightNormalisable, normalised_linear
 from fairseq_plugins.cpu.convolution import (
     as_matrix,
     convolve_time_first,

@@ -20,7 +20,6 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
-from fairseq_plugins.common.linear import Linear, normalised_linear
 from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
 from fairseq_plugins.common.options import (
     ConvolutionSpec,
@@ -32,9 +31,10 @@ from fairseq_plugins.common.options import (
 )
 from fairseq_plugins.common.prefix_tree import PrefixTree
 from fairseq_plugins.common.source import Source
+from fairseq_plugins.common.weight_norm import Linear, normalised_linear
 from fairseq_plugins.convs2s.config import PRESETS, ConvS2SConfig, resolve_config
 from fairseq_plugins.convs2s.layers import SQRT_HALF, ConvS2SDecoding, GatedConvolution, MultiStepAttention, Shortcut
-from fairseq_plugins.cpu.training import Dropout
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 
 
 class ConvS2SEncoder(SourceEncoder):

@@ -6,7 +6,7 @@
 | `linear` | `add_block_diagonal`: a block-diagonal product added in place | `batched` |
 | `convolution` | `convolve_time_first`, `convolve_channels_first`: windows or pairs | `conv_tbc`, `conv1d` |
 | `packing` | products with packed weights, without gradients, in three precisions; a weight cache | |
-| `training` | `dropout`, `label_smoothed_nll_loss` | `F.dropout`, fairseq's loss |
+| `dropout_and_loss` | `dropout`, `label_smoothed_nll_loss` | `F.dropout`, fairseq's loss |
 
 Each function checks device, type, size and gradient mode at every call.  On a GPU, and in all cases that the fast
 version does not support, the function uses its plain PyTorch version.  This package does not depend on any model, and

@@ -52,7 +52,7 @@ ort.create_and_register_allocator(MEMORY, None)  # both programs reuse the same 
 
 
 @contextmanager
-def naming_file_in_errors(path: Path, fix: str = "export the model again") -> Iterator[None]:
+def errors_of(path: Path, fix: str = "export the model again") -> Iterator[None]:
     """Turn errors in this context into a ValueError that names the file, or a MemoryError that names the fix."""
     try:
         yield
@@ -64,7 +64,7 @@ def naming_file_in_errors(path: Path, fix: str = "export the model again") -> It
 
 
 def read_lines(path: Path, fix: str = "export the model again") -> list[str]:
-    with naming_file_in_errors(path, fix):
+    with errors_of(path, fix):
         return path.read_bytes().decode("utf-8-sig").removesuffix("\n").split("\n")
 
 
@@ -236,10 +236,10 @@ class Translator:
         options.add_session_config_entry("session.use_env_allocators", "1")
         if os.environ.get("TRANSLATE_WITHOUT_VNNI") or sums_overflow():  # this option is slower, but avoids overflow
             options.add_session_config_entry("session.x64quantprecision", "1")
-        with naming_file_in_errors(folder / "weights.bin"):
+        with errors_of(folder / "weights.bin"):
             self.read, self.step = (Program(folder / f"{name}.onnx", options) for name in ("source", "step"))
         sizes = len(source), len(self.target)
-        with naming_file_in_errors(folder / "config.json"):
+        with errors_of(folder / "config.json"):
             self.config = c = json.loads((folder / "config.json").read_bytes())
             valid = all(type(c[name]) is int and 0 <= c[name] < 2**31 for name in NUMBERS) and c["format"] == 3
             valid &= all(isinstance(c[name], (str, type(None))) for name in STRINGS) and type(c["candidates"]) is bool
@@ -254,7 +254,7 @@ class Translator:
         self.bpe = self.pieces = self.tokenizer = None
         self.segmented = 0  # number of characters since the cache of subword-nmt was emptied
         if c["candidates"]:
-            with naming_file_in_errors(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
+            with errors_of(folder / "candidates.npz"), np.load(folder / "candidates.npz") as tables:
                 self.candidates = of_words, always = tables["translations"], tables["always"]
                 least, most = (edge(np.append(of_words, always)) for edge in (np.min, np.max))
                 if of_words.shape[:-1] != (len(source),) or not 0 <= least <= most < len(self.target):
@@ -262,13 +262,13 @@ class Translator:
         if c["bpe_separator"] is not None:
             bpe = import_module("subword_nmt.apply_bpe").BPE  # a missing package is not an error of the file
             with (
-                naming_file_in_errors(path := folder / "codes.txt"),
+                errors_of(path := folder / "codes.txt"),
                 path.open(encoding="utf-8", newline="\n") as codes,
             ):
                 self.bpe = bpe(codes, separator=c["bpe_separator"])
         if c.get("sentencepiece"):
             processor = import_module("sentencepiece").SentencePieceProcessor
-            with naming_file_in_errors(folder / "pieces.model"):
+            with errors_of(folder / "pieces.model"):
                 self.pieces = processor(model_file=str(folder / "pieces.model"))
         if c["tokenizer"] is not None:
             self.tokenizer = import_module("sacremoses").MosesTokenizer(c["languages"][0])
@@ -368,7 +368,7 @@ class Translator:
                 "--beam, or raise --max-len-b"
             )
         sources, source = sources[part::parts], source[part::parts]
-        with naming_file_in_errors(self.folder / "step.onnx", "export another checkpoint"):
+        with errors_of(self.folder / "step.onnx", "export another checkpoint"):
             decoding = Decoding(self, source, o.beam, candidates, o.attention)
             found = search(decoding, c["eos"], o, longest)
             if not all(found):

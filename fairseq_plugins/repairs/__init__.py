@@ -6,6 +6,9 @@ otherwise.  No two repairs wrap the same function, so the order of the repairs d
 the installed fairseq has the bug, because `setup.py` requires exact versions of fairseq.  In a version without the bug,
 a repair changes nothing.
 
+A few functions here repair no fault: they make fairseq faster (``update_in_one_pass``, ``smooth_in_one_pass``) or less
+verbose.  They are in this package because they, too, replace functions of fairseq.
+
 `fairseq_plugins.repairs.refusals` contains the table of refused options.
 """
 

@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
 from fairseq_plugins.common.output_layer import has_plain_softmax
-from fairseq_plugins.cpu.training import label_smoothed_nll_loss
+from fairseq_plugins.cpu.dropout_and_loss import label_smoothed_nll_loss
 from fairseq_plugins.repairs.refusals import refuse
 from fairseq_plugins.repairs.wrapping import replaced, wrap
 

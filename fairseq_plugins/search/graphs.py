@@ -22,8 +22,8 @@ from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
 from fairseq_plugins.common.decoding import StepwiseDecoding
-from fairseq_plugins.common.linear import has_weight_norm
 from fairseq_plugins.common.model import IncrementalDecoder
+from fairseq_plugins.common.weight_norm import has_weight_norm
 from fairseq_plugins.cpu.packing import BatchWeights
 from fairseq_plugins.search.beam_search import BeamState, TokenRules
 
@@ -94,7 +94,7 @@ class GraphCache:
                 if self._end is not None:  # the previous batch may still run in another stream
                     torch.cuda.current_stream().wait_event(self._end)
                 captured = self._captured(model, begin, source, rules, capture)
-                captured.begin(source, rules)
+                captured.load(source, rules)
                 try:
                     yield captured.state, captured.step
                 finally:
@@ -131,13 +131,13 @@ class _CapturedSearch:
         capacity = len(rules.forced)
         self.state = begin(net_input, rules, capacity)
         self.step = capture(functools.partial(step, self.state))
-        self._set_up = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.state))
+        self._restart = capture(lambda: copy_tensors_(begin(net_input, rules, capacity), self.state))
 
-    def begin(self, source: Tensor, rules: TokenRules) -> None:
-        """Set the state to the start of a batch."""
+    def load(self, source: Tensor, rules: TokenRules) -> None:
+        """Copy a batch into the captured tensors, and set the state to the start of this batch."""
         for own, value in zip(self.inputs, [source, *tensors_of(rules)], strict=True):
             own.copy_(value)
-        self._set_up()
+        self._restart()
 
 
 def capture_cuda_graph(run: Run) -> Run:

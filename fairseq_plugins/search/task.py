@@ -67,7 +67,8 @@ class TranslationFastTask(TranslationTask):
     `vocab_selection_cross_entropy` uses the candidates.  Checkpoints contain the tables of candidates, so translation
     does not need the folder of ``--candidates``.
 
-    ``--eval-bleu`` logs chrF beside BLEU, see `TextScorer`.
+    ``--eval-bleu`` logs chrF beside BLEU, see `TextScorer`.  The methods for ``--eval-bleu`` replace those of
+    `TranslationTask`, so they call the methods of `FairseqTask` by ``super(TranslationTask, self)``.
     """
 
     cfg: TranslationFastConfig

@@ -28,11 +28,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.source import softmax
+from fairseq_plugins.common.weight_norm import Linear
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 from fairseq_plugins.cpu.linear import add_block_diagonal, linear
 from fairseq_plugins.cpu.packing import BatchWeights, cached
-from fairseq_plugins.cpu.training import Dropout
 
 # Values of a parameter's attribute `param_group`.  SIMPLEX: the optimizer projects the parameter onto the simplex.
 # SOFTMAX: the softmax of the parameter is on the simplex.  fairseq copies the attribute `param_group` to the float32

@@ -21,12 +21,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source, softmax
+from fairseq_plugins.common.weight_norm import Linear
+from fairseq_plugins.cpu.dropout_and_loss import Dropout
 from fairseq_plugins.cpu.linear import add_block_diagonal
 from fairseq_plugins.cpu.packing import with_batch_weights
-from fairseq_plugins.cpu.training import Dropout
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock, xavier_
 
 if TYPE_CHECKING:

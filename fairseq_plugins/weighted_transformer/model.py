@@ -15,11 +15,11 @@ from fairseq.tasks import FairseqTask
 from torch import Tensor, nn
 
 from fairseq_plugins.common.embedding import InputEmbedding, normal_embedding
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
 from fairseq_plugins.common.options import Options, register_presets
 from fairseq_plugins.common.prefix_tree import PrefixTree
 from fairseq_plugins.common.source import Source, padding_bias
+from fairseq_plugins.common.weight_norm import Linear
 from fairseq_plugins.weighted_transformer.branches import SimplexVector, check_simplex
 from fairseq_plugins.weighted_transformer.config import (
     BRANCH_WEIGHTS,

@@ -8,8 +8,8 @@ from pathlib import Path
 import polib
 import pytest
 
+from fairseq_plugins.cli import catalogues
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.own_data import catalogues
 from fairseq_plugins.cli.own_data.texts import languages_of, pair_up, read_pairs
 
 HEADER = """# Spanish translations.

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean, report
-from fairseq_plugins.cli.own_data.parallel_text import Pair
 from fairseq_plugins.cli.own_data.texts import read_pairs
+from fairseq_plugins.cli.parallel_text import Pair
 
 LANGUAGES = ("en", "de")
 HELD_OUT = [("Held out.", "Zurückgehalten."), ("Kept back.", "Zurückgehalten.")]

@@ -17,7 +17,7 @@ import torch
 
 from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.files import naming_file_in_errors
-from fairseq_plugins.cli.own_data.parallel_text import writing
+from fairseq_plugins.cli.parallel_text import writing
 from tests.cli.test_plots import log, valid
 from tests.commands import ROOT, full_disk
 

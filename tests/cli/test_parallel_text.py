@@ -18,7 +18,7 @@ from fairseq.data.encoders.subword_nmt_bpe import SubwordNMTBPE
 from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
 from subword_nmt.apply_bpe import BPE
 
-from fairseq_plugins.cli.own_data import parallel_text
+from fairseq_plugins.cli import parallel_text
 from fairseq_plugins.common.text import LONGEST, segment
 
 
@@ -88,7 +88,7 @@ def test_a_killed_worker_is_an_error() -> None:
 
 def test_workers_end_with_their_parent() -> None:
     """A parent may be killed while its workers hold an inherited lock."""
-    code = "from fairseq_plugins.cli.own_data.parallel_text import each_line\n"
+    code = "from fairseq_plugins.cli.parallel_text import each_line\n"
     code += "for _ in each_line(lambda: str, (str(number) for number in range(10**9)), 2): print()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdout is not None

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fairseq_plugins.common.decoding import RowOrder
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.cpu import training
+from fairseq_plugins.cpu import dropout_and_loss
 from fairseq_plugins.search.graphs import tensors_of
 from tests.common.stepwise import close
 from tests.conftest import random_model
@@ -139,7 +139,7 @@ def test_retained_dropout_is_the_same_in_steps(build, architecture, sentences, m
     for module in model.modules():
         if isinstance(module, FairseqDropout):
             module.make_generation_fast_(type(module).__name__, retain_dropout=True)
-    monkeypatch.setattr(training, "dropout", every_third)
+    monkeypatch.setattr(dropout_and_loss, "dropout", every_third)
     expected, _ = model.decoder(target, encoded)
     close(model.decoder(target, encoded, incremental_state={})[0], expected)
     assert float((expected - without).abs().max()) > 0.1

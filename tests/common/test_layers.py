@@ -10,14 +10,14 @@ from fairseq.data import Dictionary
 from torch import Tensor, nn
 
 from fairseq_plugins.common.embedding import InputEmbedding, pretrained_embedding
-from fairseq_plugins.common.linear import (
+from fairseq_plugins.common.source import softmax
+from fairseq_plugins.common.weight_norm import (
     fold_weight_norm_,
     has_weight_norm,
     normalised_linear,
     remove_weight_norm_,
     without_weight_norm,
 )
-from fairseq_plugins.common.source import softmax
 from fairseq_plugins.convs2s.layers import GatedConvolution
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fairseq_plugins.common.source import Source
 from fairseq_plugins.conv_encoder.decoder import AttentiveLSTM
 from fairseq_plugins.conv_encoder.model import Convolution
-from fairseq_plugins.cpu import training
+from fairseq_plugins.cpu import dropout_and_loss
 from tests.conftest import random_model
 
 LENGTHS = [6, 3, 1]
@@ -258,7 +258,7 @@ def every_third(monkeypatch: pytest.MonkeyPatch) -> None:
     def drop(x: torch.Tensor, p: float) -> torch.Tensor:
         return x * (torch.arange(x.size(-1), device=x.device) % 3 != 0) if p > 0 else x
 
-    monkeypatch.setattr(training, "dropout", drop)
+    monkeypatch.setattr(dropout_and_loss, "dropout", drop)
 
 
 def collect_inputs(module: nn.Module) -> list[torch.Tensor]:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fairseq_plugins.convs2s.fconv import convert_options, convert_parameters
 from fairseq_plugins.convs2s.model import ConvS2SModel
-from fairseq_plugins.cpu import training
+from fairseq_plugins.cpu import dropout_and_loss
 from tests.conftest import enliven, random_model
 
 SMALL = {
@@ -99,7 +99,7 @@ def test_same_dropout_places(pair, sentences, monkeypatch) -> None:
     theirs, ours = (model.train() for model in pair(dropout=0.25))
     source, target = sentences([6, 4]), sentences([5, 3])
     monkeypatch.setattr(F, "dropout", every_third)
-    monkeypatch.setattr(training, "_draw", two_of_three)
+    monkeypatch.setattr(dropout_and_loss, "_draw", two_of_three)
     expected, _ = theirs(source, None, target)
     logits, _ = ours(source, None, target)
     torch.testing.assert_close(logits, expected)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 
 from fairseq_plugins.common.decoding import RowOrder
-from fairseq_plugins.common.linear import without_weight_norm
+from fairseq_plugins.common.weight_norm import without_weight_norm
 from fairseq_plugins.convs2s.layers import GatedConvolution, PairedConvolution
 from fairseq_plugins.cpu import convolution
 from fairseq_plugins.cpu.convolution import (

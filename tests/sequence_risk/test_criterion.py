@@ -17,7 +17,7 @@ from fairseq.sequence_generator import SequenceGenerator
 from sacrebleu import BLEU
 from torch import Tensor
 
-from fairseq_plugins.cpu import training
+from fairseq_plugins.cpu import dropout_and_loss
 from fairseq_plugins.search.generator import FastBeamSearch
 from fairseq_plugins.sequence_risk.config import SequenceRiskConfig
 from fairseq_plugins.sequence_risk.criterion import SequenceRisk
@@ -250,7 +250,7 @@ def test_a_tree_has_dropout_where_rows_have_it(build, sample, dictionary, double
     model = build(name, dropout=0.5, attention_dropout=0.0, relu_dropout=0.0).double()
     rows, _ = criterion(dictionary).hypothesis_sets(sample, searched(model, sample, dictionary, 4))
     model.train()
-    monkeypatch.setattr(training, "dropout", lambda x, p: x * (1 + p))
+    monkeypatch.setattr(dropout_and_loss, "dropout", lambda x, p: x * (1 + p))
     tree = score_rows(model, sample["net_input"], rows, PAD)
     monkeypatch.delattr(type(model.decoder), "features_of_prefixes")
     in_rows = score_rows(model, sample["net_input"], rows, PAD)

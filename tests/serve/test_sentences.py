@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from fairseq_plugins.cli.own_data.catalogues import placeholders
+from fairseq_plugins.cli.catalogues import placeholders
 from fairseq_plugins.cli.serve.documents import split
 
 

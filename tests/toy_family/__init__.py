@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import fairseq_plugins
 from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.embedding import InputEmbedding, normal_embedding
-from fairseq_plugins.common.linear import Linear
 from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
 from fairseq_plugins.common.options import SIZE, register_presets
 from fairseq_plugins.common.source import softmax
+from fairseq_plugins.common.weight_norm import Linear
 
 fairseq_plugins.install(command=True)
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from fairseq_plugins.common.source import padding_bias
-from fairseq_plugins.cpu import training
+from fairseq_plugins.cpu import dropout_and_loss
 from fairseq_plugins.weighted_transformer.branches import BranchedBlock
 from fairseq_plugins.weighted_transformer.layers import AttentionHeads
 from tests.conftest import random_model
@@ -87,7 +87,7 @@ def test_attention_with_dropout(build, sentences, monkeypatch: pytest.MonkeyPatc
     given = (x, x, None, True) if causal else (x, x, bias)
     expected = attention(*given)
     dropped = []
-    monkeypatch.setattr(training, "dropout", lambda weights, p: dropped.append(p) or weights)
+    monkeypatch.setattr(dropout_and_loss, "dropout", lambda weights, p: dropped.append(p) or weights)
     attention.dropout.p = 0.5
     torch.testing.assert_close(attention(*given), expected)
     assert dropped == [0.5] * (x.device.type == "cpu")

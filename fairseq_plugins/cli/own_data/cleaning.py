@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.own_data.parallel_text import Pair, writing
+from fairseq_plugins.cli.parallel_text import Pair, writing
 
 LONGEST = 2000  # maximum number of characters in each side of a pair
 RATIO = 9  # maximum ratio of the two sides' lengths in characters

@@ -34,10 +34,10 @@ from fairseq_plugins.cli.own_data.folder import (
     trained_archs,
     without_ends,
 )
-from fairseq_plugins.cli.own_data.parallel_text import writing
 from fairseq_plugins.cli.own_data.preparation import prepare, refuse_foreign_files
 from fairseq_plugins.cli.own_data.results import CARD, compare_with_base, score_held_out, translate, write_card
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
+from fairseq_plugins.cli.parallel_text import writing
 from fairseq_plugins.cli.user_dir import USER_DIR
 
 if TYPE_CHECKING:

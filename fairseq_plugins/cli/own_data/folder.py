@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fairseq_plugins.cli.generated import Sentence, read_generated
-from fairseq_plugins.cli.own_data.parallel_text import read_text
+from fairseq_plugins.cli.parallel_text import read_text
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, fairseq
 
 SETTINGS = "settings"

@@ -21,13 +21,13 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import sentencepiece
 
+from fairseq_plugins.cli import parallel_text
 from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.files import digest
-from fairseq_plugins.cli.own_data import parallel_text
 from fairseq_plugins.cli.own_data.cleaning import clean, report
 from fairseq_plugins.cli.own_data.folder import FIGURES, PARTS, SETTINGS, Folder
-from fairseq_plugins.cli.own_data.parallel_text import Line, writing
 from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
+from fairseq_plugins.cli.parallel_text import Line, writing
 from fairseq_plugins.cli.processes import fairseq
 from fairseq_plugins.common.files import beside, replacing
 

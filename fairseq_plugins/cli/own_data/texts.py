@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fairseq_plugins.cli.own_data import parallel_text
-from fairseq_plugins.cli.own_data.catalogues import SUFFIX, language_of_catalogue, read_catalogue
-from fairseq_plugins.cli.own_data.parallel_text import Pair
+from fairseq_plugins.cli import parallel_text
+from fairseq_plugins.cli.catalogues import SUFFIX, language_of_catalogue, read_catalogue
+from fairseq_plugins.cli.parallel_text import Pair
 
 FilePair = tuple[Path, Path]
 BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats with source and target in one file

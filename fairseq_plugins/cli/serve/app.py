@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from fairseq_plugins.cli.own_data.catalogues import placeholders
+from fairseq_plugins.cli.catalogues import placeholders
 from fairseq_plugins.cli.serve.batches import Batches, Pair, QueueFullError
 from fairseq_plugins.cli.serve.documents import FORMATS, Document, Results, Sentence, read_document, split
 from fairseq_plugins.cli.serve.parameters import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
-from fairseq_plugins.cli.own_data import catalogues
+from fairseq_plugins.cli import catalogues
 
 FORMATS = [".txt", catalogues.SUFFIX]
 KEPT = 16_000_000  # maximum number of bytes of all translated files in memory

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import polib
 
-from fairseq_plugins.cli.own_data.parallel_text import Pair
+from fairseq_plugins.cli.parallel_text import Pair
 
 SUFFIX = ".po"
 LINE = re.compile(r"\S(?:.*\S)?")  # matches a line without the white space at its ends

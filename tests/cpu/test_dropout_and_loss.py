@@ -12,8 +12,8 @@ from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEn
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss as plain
 from torch import Tensor
 
-from fairseq_plugins.cpu import training
-from fairseq_plugins.cpu.training import Dropout, dropout, label_smoothed_nll_loss
+from fairseq_plugins.cpu import dropout_and_loss
+from fairseq_plugins.cpu.dropout_and_loss import Dropout, dropout, label_smoothed_nll_loss
 
 P = 0.3  # 65536 p is rounded up
 NUMBERS = 2**20
@@ -123,7 +123,7 @@ def test_it_is_fairseqs(
     dtype: torch.dtype, epsilon: float, factor: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, target = case(40, dtype)
-    monkeypatch.setattr(training, "_CHUNK", rows * 40 // torch.get_num_threads())
+    monkeypatch.setattr(dropout_and_loss, "_CHUNK", rows * 40 // torch.get_num_threads())
 
     def fairseqs(logits: Tensor, target: Tensor, epsilon: float, ignored: int) -> tuple[Tensor, Tensor]:
         return plain(torch.log_softmax(logits, dim=-1, dtype=torch.float32), target, epsilon, ignored)
