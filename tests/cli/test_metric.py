@@ -116,6 +116,14 @@ def test_translations_without_words_have_a_score() -> None:
         assert found.get_smoothed_values()["bleu"] == bleu
 
 
+def test_unknown_words_do_not_match_those_of_references() -> None:
+    dictionary = Dictionary()
+    cfg = TranslationConfig(eval_bleu_detok="space", target_lang="de")
+    unknown = torch.tensor([dictionary.unk()] * 4)
+    counts = TextScorer(OmegaConf.structured(cfg), dictionary).count([unknown], unknown[None])
+    assert not any(counts[f"_bleu_{place}"] for place in range(2, 6))  # matching n-grams
+
+
 def test_a_metric_is_read_from_the_record(tmp_path: Path) -> None:
     """Another ``--metric`` may be an option of --train."""
     for record, metric in (

@@ -196,6 +196,14 @@ def test_orders_that_break_the_contract_are_refused() -> None:
         order.reorder(torch.arange(6))
 
 
+def test_orders_between_two_steps_are_combined() -> None:
+    """A row of the next step continues the row that the last order names, as the orders before have moved it."""
+    order = RowOrder(rows=6, beam=3)
+    order.reorder(torch.tensor([1, 2, 0, 4, 4, 3]))
+    order.reorder(torch.tensor([0, 0, 1, 5, 3, 4]))
+    assert order.take_pending()[0].tolist() == [1, 1, 2, 3, 4, 4]
+
+
 class Asserted(TorchDispatchMode):
     """Collect the assertions that run on the device."""
 

@@ -146,6 +146,11 @@ def test_it_is_as_exact_as_fairseqs() -> None:
         assert abs(ours - value) <= max(2 * abs(fairseqs - value), 1e-6 * value)
 
 
+def test_float64_is_not_rounded() -> None:
+    logits, target = case(40, torch.float64)
+    assert torch.autograd.gradcheck(lambda x: label_smoothed_nll_loss(x, target, 0.1, PADDING)[0], logits)
+
+
 def test_very_unlikely_targets() -> None:
     """The loss is not computed as the logarithm of a probability, which would be rounded to zero."""
     logits = torch.zeros(1, 10)

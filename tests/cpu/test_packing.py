@@ -55,6 +55,12 @@ def test_errors_are_those_of_the_precision(precision: str, rows: int) -> None:
         assert (y - exact).abs().max() > products.max() * 64 * 2**-23  # the precision is lower than float32
 
 
+@pytest.mark.skipif("int8" not in SUPPORTED, reason="this processor has no int8")
+def test_inputs_have_256_steps_unless_sums_would_overflow() -> None:
+    found = PackedLinear(torch.ones(1, 1), None, "int8")(torch.arange(256.0).unsqueeze(1))
+    assert len(found.unique()) == (256 if torch.cpu._is_vnni_supported() else 128)
+
+
 def test_a_row_of_zeros_has_a_step_size() -> None:
     """A step of size zero would give 0/0."""
     steps, scale = quantise(torch.tensor([[0.0, 0.0], [1.0, -127.0]]))

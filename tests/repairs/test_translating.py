@@ -16,6 +16,7 @@ from fairseq.ngram_repeat_block import NGramRepeatBlock
 from omegaconf import OmegaConf
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fairseq_plugins.repairs.translating import remove_words
 from tests.commands import QUIET, USER_DIR, run
 from tests.conftest import ARCHITECTURES
 
@@ -67,6 +68,12 @@ def test_repeated_ngrams_are_blocked_in_the_generators_buffer() -> None:
     alone, inside = (block(given, torch.zeros(2, 9), bsz=1, beam_size=2, step=5) for given in (tokens, buffer))
     assert torch.equal(inside, alone)
     assert (inside == float("-inf")).nonzero().tolist() == [[0, 7]]  # the trigram 5 6 7 would be repeated
+
+
+def test_removed_words_leave_the_attention_of_one_word() -> None:
+    hypothesis = {"tokens": torch.tensor([5, 6, 2]), "positional_scores": torch.ones(3), "attention": torch.ones(4, 3)}
+    remove_words(hypothesis, eos=2)
+    assert [hypothesis[name].shape for name in ("tokens", "positional_scores", "attention")] == [(1,), (1,), (4, 1)]
 
 
 def test_sentences_beyond_a_batch_are_skipped(data: Path, tmp_path: Path) -> None:

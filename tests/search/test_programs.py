@@ -150,6 +150,8 @@ def test_the_cache_of_captured_searches(build, sentences, dictionary, monkeypatc
     assert search(models[0]) == 1
     models[0].decoder.to_embedding.weight.data = models[0].decoder.to_embedding.weight * 2
     assert search(models[0]) == 1, "a weight has another address"
+    models[0].decoder.dropout.make_generation_fast_("", retain_dropout=True)
+    assert search(models[0]) == 1, "dropout is on"
     monkeypatch.setattr(graphs, "MAX_ENTRIES", 3)
     assert [search(models[1], beam_size=beam) for beam in (1, 2, 3, 1, 4, 1, 2)] == [1, 1, 1, 0, 1, 0, 1]
     assert len(made.entries) == 3

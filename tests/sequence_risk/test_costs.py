@@ -92,6 +92,13 @@ def test_an_empty_hypothesis_matches_an_empty_reference(sample: Any, dictionary:
     assert [each.costs for each in sets] == [[0], [1], [1]]
 
 
+def test_the_first_word_may_follow_padding(sample: Any, dictionary: Dictionary) -> None:
+    """With --left-pad-target, rows are padded on the left."""
+    sample["net_input"]["prev_output_tokens"] = torch.tensor([[PAD, EOS, 10], [EOS, 10, 11], [PAD, PAD, EOS]])
+    rows, _ = criterion(dictionary).hypothesis_sets(sample, [[[EOS]]] * 3)
+    assert rows.first == [EOS] * 3
+
+
 @pytest.mark.parametrize("spaces", [False, True])
 def test_bleu_needs_words_separated_by_spaces(sample: Any, spaces: bool, caplog: pytest.LogCaptureFixture) -> None:
     """The warning is printed only once."""
