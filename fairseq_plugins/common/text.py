@@ -9,6 +9,9 @@ from typing import Any
 
 # Maximum number of characters in a word; subword-nmt needs minutes for a word of many thousands of characters.
 LONGEST = 500
+# These words replace unknown words of references and of hypotheses before scoring, so that unknown words never match.
+# Each consists of 8 private-use characters, because chrF compares characters, and a word has about 8 characters.
+UNKNOWN_IN_REFERENCE, UNKNOWN_IN_HYPOTHESIS = "\ue000" * 8, "\ue001" * 8
 
 # sacreBLEU's tokenizers, by language; other languages use 13a.  The tokenizers spm and flores200 are not used, because
 # sacreBLEU would download their models.

@@ -19,7 +19,7 @@ from sacrebleu import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from torch import Tensor
 
-from fairseq_plugins.common.text import tokenizer_for
+from fairseq_plugins.common.text import UNKNOWN_IN_HYPOTHESIS, UNKNOWN_IN_REFERENCE, tokenizer_for
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +48,9 @@ class TextScorer:
 
     def count(self, translations: Iterable[Tensor], targets: Tensor) -> dict[str, float]:
         """Return the n-gram counts of a batch; the keys are the names of the counts in fairseq's logs."""
-        found = [self.text(tokens, "UNKNOWNTOKENINHYP") for tokens in translations]
+        found = [self.text(tokens, UNKNOWN_IN_HYPOTHESIS) for tokens in translations]
         without_padding = (utils.strip_pad(tokens, self.dictionary.pad()) for tokens in targets)
-        references = [self.text(tokens, "UNKNOWNTOKENINREF") for tokens in without_padding]
+        references = [self.text(tokens, UNKNOWN_IN_REFERENCE) for tokens in without_padding]
         if self.cfg.eval_bleu_print_samples:
             logger.info(f"example hypothesis: {found[0]}")
             logger.info(f"example reference: {references[0]}")

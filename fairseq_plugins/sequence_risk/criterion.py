@@ -27,7 +27,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fairseq_plugins.common.options import check_ranges
 from fairseq_plugins.common.output_layer import candidate_output
-from fairseq_plugins.common.text import bpe_symbol, can_score
+from fairseq_plugins.common.text import UNKNOWN_IN_HYPOTHESIS, UNKNOWN_IN_REFERENCE, bpe_symbol, can_score
 from fairseq_plugins.sequence_risk.config import SENTENCE_SCORES, SequenceRiskConfig
 from fairseq_plugins.sequence_risk.hypotheses import HypothesisGenerator, Rows, RowScores, score_rows
 
@@ -76,13 +76,9 @@ class SequenceRisk(FairseqCriterion):
         if is_rouge and not can_score(words):
             raise ValueError(f"--risk-cost {cost} reads only the letters a to z and digits: use chrf or bleu")
         self.bpe_symbol = bpe_symbol(words)
-        # Unknown words of references and of hypotheses are replaced by different words, so that they never match.
-        # For ROUGE, which ignores characters other than letters and digits, the replacement consists of letters.  For
-        # BLEU and chrF, the replacement consists of 8 private-use characters, because chrF compares characters, and
-        # a word has about 8 characters.
-        self.unknown_words = (
-            ("unknownofreference", "unknownoftranslation") if is_rouge else ("\ue000" * 8, "\ue001" * 8)
-        )
+        self.unknown_words = UNKNOWN_IN_REFERENCE, UNKNOWN_IN_HYPOTHESIS
+        if is_rouge:  # ROUGE ignores characters other than letters and digits
+            self.unknown_words = "unknownofreference", "unknownofhypothesis"
         self._checks_spaces = cost == "bleu"
         self.includes_reference, self.scale = cfg.risk_reference, cfg.risk_scale
         self.alpha, self.epsilon = cfg.risk_alpha, cfg.label_smoothing

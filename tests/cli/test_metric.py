@@ -121,7 +121,8 @@ def test_unknown_words_do_not_match_those_of_references() -> None:
     cfg = TranslationConfig(eval_bleu_detok="space", target_lang="de")
     unknown = torch.tensor([dictionary.unk()] * 4)
     counts = TextScorer(OmegaConf.structured(cfg), dictionary).count([unknown], unknown[None])
-    assert not any(counts[f"_bleu_{place}"] for place in range(2, 6))  # matching n-grams
+    matches = [f"_bleu_{place}" for place in range(2, 6)] + [f"_chrf_{place}" for place in range(2, 18, 3)]
+    assert not any(counts[name] for name in matches)
 
 
 def test_a_metric_is_read_from_the_record(tmp_path: Path) -> None:
