@@ -76,8 +76,8 @@ def parse_command_lines(parse: Any, parser: Any, input_args: Any = None, *more: 
 def print_option_errors_without_traceback() -> None:
     """Print two kinds of errors as one line without a traceback, like argparse.
 
-    The first kind is a ValueError whose message begins with an option.  The second kind is a FloatingPointError:
-    fairseq raises it if a training diverges.
+    The first kind is a ValueError whose message begins with an option.  The second kind is the FloatingPointError that
+    fairseq raises if a training diverges.
     """
     print_error = sys.excepthook
     if "fairseq_cli" not in sys.modules:
@@ -85,12 +85,14 @@ def print_option_errors_without_traceback() -> None:
 
     def excepthook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         message = str(error)
-        if issubclass(kind, FloatingPointError):
-            if message == "gradients are Nan/Inf":  # half precision has other messages, which advise the user
-                message = (
-                    "--lr: the training diverged, because the gradients became NaN or infinite; start again with a "
-                    "longer --warmup-updates or a lower --lr (or --lr-scale)"
-                )
+        is_floating = issubclass(kind, FloatingPointError)
+        if is_floating and message == "gradients are Nan/Inf":
+            message = (
+                "--lr: the training diverged, because the gradients became NaN or infinite; start again with a longer "
+                "--warmup-updates or a lower --lr (or --lr-scale)"
+            )
+        elif is_floating and "Minimum loss scale reached" in message:  # --fp16 and --amp
+            message = f"--lr: the training diverged: {message}"
         elif not (issubclass(kind, ValueError) and re.match(r"--[a-z][\w-]+", message)):
             print_error(kind, error, trace)
             return

@@ -24,6 +24,8 @@ from fairseq_plugins.common.text import UNKNOWN_IN_HYPOTHESIS, UNKNOWN_IN_REFERE
 logger = logging.getLogger(__name__)
 
 METRICS: dict[str, Metric] = {"bleu": BLEU(), "chrf": CHRF()}
+# Replaces unknown words until the text is detokenised.  fairseq's bytes and byte_bpe decode only some characters.
+UNKNOWN = "UNKNOWNWORD"
 
 
 class TextScorer:
@@ -41,19 +43,21 @@ class TextScorer:
         tokenizer = "none" if cfg.eval_tokenized_bleu else tokenizer_for(cfg.target_lang)
         self.metrics = METRICS | {"bleu": BLEU(tokenize=tokenizer, force=True)}
 
-    def text(self, tokens: Tensor, unknown: str) -> str:
-        """Convert tokens to text; the string ``unknown`` replaces each unknown word."""
-        words = self.dictionary.string(tokens.int().cpu(), self.cfg.eval_bleu_remove_bpe, unk_string=unknown)
+    def text(self, tokens: Tensor) -> str:
+        """Convert tokens to text; `UNKNOWN` replaces each unknown word."""
+        words = self.dictionary.string(tokens.int().cpu(), self.cfg.eval_bleu_remove_bpe, unk_string=UNKNOWN)
         return str(self.decoder.decode(words))
 
     def count(self, translations: Iterable[Tensor], targets: Tensor) -> dict[str, float]:
         """Return the n-gram counts of a batch; the keys are the names of the counts in fairseq's logs."""
-        found = [self.text(tokens, UNKNOWN_IN_HYPOTHESIS) for tokens in translations]
+        found = [self.text(tokens) for tokens in translations]
         without_padding = (utils.strip_pad(tokens, self.dictionary.pad()) for tokens in targets)
-        references = [self.text(tokens, UNKNOWN_IN_REFERENCE) for tokens in without_padding]
+        references = [self.text(tokens) for tokens in without_padding]
         if self.cfg.eval_bleu_print_samples:
             logger.info(f"example hypothesis: {found[0]}")
             logger.info(f"example reference: {references[0]}")
+        found = [text.replace(UNKNOWN, UNKNOWN_IN_HYPOTHESIS) for text in found]
+        references = [text.replace(UNKNOWN, UNKNOWN_IN_REFERENCE) for text in references]
         counts: dict[str, float] = {}
         for name, metric in self.metrics.items():
             # sacreBLEU has no public function for n-gram counts.

@@ -116,9 +116,11 @@ def test_translations_without_words_have_a_score() -> None:
         assert found.get_smoothed_values()["bleu"] == bleu
 
 
-def test_unknown_words_do_not_match_those_of_references() -> None:
+@pytest.mark.parametrize("detok", ["space", "bytes"])
+def test_unknown_words_do_not_match_those_of_references(detok: str) -> None:
+    """The detokeniser ``bytes`` decodes only characters that stand for bytes."""
     dictionary = Dictionary()
-    cfg = TranslationConfig(eval_bleu_detok="space", target_lang="de")
+    cfg = TranslationConfig(eval_bleu_detok=detok, target_lang="de")
     unknown = torch.tensor([dictionary.unk()] * 4)
     counts = TextScorer(OmegaConf.structured(cfg), dictionary).count([unknown], unknown[None])
     matches = [f"_bleu_{place}" for place in range(2, 6)] + [f"_chrf_{place}" for place in range(2, 18, 3)]

@@ -197,7 +197,7 @@ def test_orders_that_break_the_contract_are_refused() -> None:
 
 
 def test_orders_between_two_steps_are_combined() -> None:
-    """A row of the next step continues the row that the last order names, as the orders before have moved it."""
+    """An order is applied to the rows as earlier orders have moved them."""
     order = RowOrder(rows=6, beam=3)
     order.reorder(torch.tensor([1, 2, 0, 4, 4, 3]))
     order.reorder(torch.tensor([0, 0, 1, 5, 3, 4]))

@@ -116,8 +116,17 @@ def test_a_training_that_diverges_names_the_option(data: Path, tmp_path: Path) -
     assert "Traceback" not in failed.stderr
 
 
-@pytest.mark.parametrize(("message", "alone"), [("--lr must be 1", True), ("--- a bug", False), ("-- a bug", False)])
-def test_errors_of_programs_keep_their_traceback(message: str, alone: bool) -> None:
-    words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise ValueError({message!r})"
+@pytest.mark.parametrize(
+    ("kind", "message", "alone"),
+    [
+        ("ValueError", "--lr must be 1", True),
+        ("ValueError", "--- a bug", False),
+        ("ValueError", "-- a bug", False),
+        ("FloatingPointError", "AMP: Minimum loss scale reached (0.1).", True),
+        ("FloatingPointError", "overflow", False),
+    ],
+)
+def test_errors_of_programs_keep_their_traceback(kind: str, message: str, alone: bool) -> None:
+    words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise {kind}({message!r})"
     result = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
     assert ("Traceback" not in result.stderr, message in result.stderr) == (alone, True)
