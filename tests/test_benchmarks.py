@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.commands import ROOT, python, run
 BENCHMARKS = ROOT / "examples" / "benchmarks"
 TINY = ["--layers", 1, "--vocabulary", 60, "--sentences", 2, "--beam", 2, "--source-length", 5]
 FAST = "translation_fast, float32"
+FIGURES = runpy.run_path(str(BENCHMARKS / "figures.py"))
 
 
 def shown_by(script: str, *options: object) -> str:
@@ -40,6 +42,40 @@ def test_generation(tmp_path: Path) -> None:
     for name in ("convs2s", "weighted_transformer_small"):
         for contestant in (name, f"{name}, {FAST}"):
             assert rows[contestant]["equal"] == rows[contestant]["of"] == 2 * 2
+    compared = {name for place, *names in FIGURES["comparisons"]() if place == "16 sentences" for name in names}
+    optional = re.compile("CTranslate2|bfloat16|int8")  # depends on packages and processors
+    assert [name for name in compared - rows.keys() if not optional.search(name)] == []
+
+
+def results(seconds: float) -> dict[str, Any]:
+    """Return results of figures.py for which each of our models takes ``seconds``, and each other model 6 seconds."""
+    found: dict[str, Any] = {each: {} for each in FIGURES["RUNS"]}
+    for place, theirs, ours in FIGURES["comparisons"]():
+        found[place][ours] = ([seconds, 2 * seconds], 3.0)
+        found[place].setdefault(theirs, ([6.0, 6.0], 2.0))
+    return found
+
+
+def test_figures_computes_ratios_of_rounds(tmp_path: Path) -> None:
+    """The ratio is the median of the rounds' ratios; a contestant that was not measured has none, and is named."""
+    now = results(3.0)
+    name = "an update: fconv_iwslt_de_en, float32, versus fconv_iwslt_de_en, fairseq"
+    assert FIGURES["speeds_of"](now)[name] == (6 / 3 + 6 / 6) / 2
+    memory = "exported: memory of weighted_transformer_small, exported, int8, beam 5, versus CTranslate2, int8"
+    assert FIGURES["memories_of"](now)[memory] == 3 / 2
+    del now["an update"]["fconv_iwslt_de_en, fairseq"]
+    assert FIGURES["speeds_of"](now)[name] is None
+
+
+def test_figures_lists_what_moved(tmp_path: Path) -> None:
+    read, render = FIGURES["read_ratios"], FIGURES["render"]
+    before, now = (read(render("a heading | with a bar |", results(seconds))) for seconds in (3.0, 2.9))
+    everything = FIGURES["speeds_of"](results(3.0)) | FIGURES["memories_of"](results(3.0))
+    assert before == pytest.approx(everything, abs=0.005)
+    assert FIGURES["moved"](before, now) == []
+    name = next(iter(before))
+    assert FIGURES["moved"](before, {**before, name: 1.2 * before[name]})[0].startswith(f"{name}: {before[name]:.2f}")
+    assert FIGURES["moved"]({}, {name: 1}) == [f"{name}: new"]
 
 
 def test_step_time(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 
 The contestants have random weights and take turns: fairseq's fconv, fconv with cached linearised weights, convs2s with
 fconv's weights, fairseq's transformer, the Weighted Transformer, and CTranslate2's Transformer if ctranslate2 is
-installed.  (fairseq's fconv computes the linearised weights again at each step.)  CTranslate2 runs in a separate
-process.  Our models run with fairseq's generator and with the generator of the task translation_fast.  On a CPU,
-translation_fast runs in each supported precision.  On a GPU, all contestants run in single and half precision.  With
---compile-steps, our models also run with compiled steps.  For each contestant except CTranslate2, the script also
-prints the number of hypotheses that equal those of the same model in float32 with fairseq's generator.
+installed.  (fairseq's fconv computes the linearised weights again at each step.) CTranslate2 runs in a separate
+process.  All models run with fairseq's generator and with the generator of the task translation_fast.  On a CPU, our
+models run with translation_fast in each supported precision.  On a GPU, all contestants run in single and half
+precision.  With --compile-steps, our models also run with compiled steps.  For each contestant except CTranslate2, the
+script also prints the number of hypotheses that equal those of the same model in float32 with fairseq's generator.
 """
 
 from __future__ import annotations
@@ -120,21 +120,22 @@ def ctranslate2_runs(
 def searches(
     name: str, model: BaseFairseqModel, dictionary: Dictionary, sample: dict[str, Any], args: Namespace
 ) -> dict[str, Callable[[], Any]]:
-    """Return the searches of a model: fairseq's generator and, for our models, translation_fast in each precision."""
+    """Return the searches of a model: fairseq's generator, and translation_fast, for our models in each precision."""
     # Random models hardly ever end a sentence, so all hypotheses have the maximum length.
     options = {"beam_size": args.beam, "max_len_b": args.steps - 1, "min_len": args.steps - 1}
     runs = {name: partial(SequenceGenerator([model], dictionary, **options).generate, None, sample)}
-    if not name.startswith((CONVS2S, WEIGHTED)):
-        return runs
-    precisions = {f", {each}": each for each, (_, is_supported) in PRECISIONS.items() if is_supported()}
+    is_ours = name.startswith((CONVS2S, WEIGHTED))
     if args.device != "cpu":  # packed weights exist only on CPUs
         precisions = {"": "float32"}
+    else:
+        supported = [each for each, (_, is_supported) in PRECISIONS.items() if is_supported()]
+        precisions = {f", {each}": each for each in supported if is_ours or each == "float32"}
     for suffix, precision in precisions.items():
         search = partial(FastBeamSearch, [model], dictionary, weight_cache=PackedWeightCache(precision), **options)
-        ours = f"{name}, translation_fast{suffix}"
-        runs[ours] = partial(search().generate, None, sample)
-        if args.compile_steps:
-            runs[ours + COMPILED] = partial(search(graphs=GraphCache()).generate, None, sample)
+        fast = f"{name}, translation_fast{suffix}"
+        runs[fast] = partial(search().generate, None, sample)
+        if args.compile_steps and is_ours:
+            runs[fast + COMPILED] = partial(search(graphs=GraphCache()).generate, None, sample)
     return runs
 
 

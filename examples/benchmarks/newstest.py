@@ -55,6 +55,7 @@ OPTIONS = (
     *SIZES,
     ("max-tokens", 2000, "maximum number of tokens per batch, padding included; sentences are sorted by length"),
     ("beams", "1,5", "beam sizes"),
+    ("only", "", "run only the contestants whose names contain one of these words, such as exported,CTranslate2"),
     JSON,
 )
 EXPORTED = {"float32": [], "int8": ["--int8"]}  # options by precision
@@ -217,7 +218,10 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
         for precision in EXPORTED:
             words = [script, folder / "ctranslate2", folder / "test.en", precision, beam, args.max_tokens, args.threads]
             found[f"CTranslate2, {precision}"] = Contestant([sys.executable, *map(str, words)], "", exact=False)
-    return found
+    chosen = {name: each for name, each in found.items() if any(word in name for word in args.only.split(","))}
+    if not chosen:
+        sys.exit(f"--only {args.only}: no contestant has such a name; use words of {', '.join(found)}")
+    return chosen
 
 
 def has_onnx() -> bool:
@@ -263,7 +267,7 @@ def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
     entrants = contestants(args, folder, beam)
     runs = {name: partial(run, entrant, folder / "output", args.threads) for name, entrant in entrants.items()}
     seconds, results = take_turns(runs, args.rounds, warm_up=0)
-    rows = []
+    first, rows = next(iter(results)), []
     for name, result in results.items():
         row = {
             "beam": beam,
@@ -271,12 +275,12 @@ def measure(args: Namespace, folder: Path, beam: int) -> list[dict[str, Any]]:
             "sentences": len(result.translations),
             "tokens": result.tokens,
             "seconds": seconds[name],
-            "times as fast as fconv": ratio(seconds[FCONV], seconds[name]),
+            "times as fast as the first": ratio(seconds[first], seconds[name]),
             "processor seconds": result.processor,
             "peak GB": result.peak,
-            "failed": result.tokens != results[FCONV].tokens,
+            "failed": result.tokens != results[first].tokens,
         }
-        if beside := entrants[name].beside:
+        if (beside := entrants[name].beside) in results:
             same, ties = compare(result, results[beside])
             row |= {"beside": beside, "equal": same, "ties": ties}
             row["failed"] |= entrants[name].exact and same + ties < len(result.translations)
@@ -307,12 +311,13 @@ def print_table(args: Namespace, rows: list[dict[str, Any]]) -> None:
     print(describe_sizes(args))
     print(f"{rows[0]['sentences']} sentences, {rows[0]['tokens']} output tokens, batches of {args.max_tokens} words")
     print(f"{machine(args)}\n")
-    print("| beam | | seconds | times as fast as fconv | processor seconds | tokens per second | peak GB | equal |")
+    faster = f"times as fast as {rows[0]['contestant']}"
+    print(f"| beam | | seconds | {faster} | processor seconds | tokens per second | peak GB | equal |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
         seconds = statistics.median(row["seconds"])
         print(
-            f"| {row['beam']} | {row['contestant']} | {seconds:.1f} | {row['times as fast as fconv']:.2f} | "
+            f"| {row['beam']} | {row['contestant']} | {seconds:.1f} | {row['times as fast as the first']:.2f} | "
             f"{row['processor seconds']:.1f} | {row['tokens'] / seconds:.0f} | {row['peak GB']:.2f} | "
             + (f"{row['equal']} of {row['sentences']} |" if "equal" in row else "|")
         )
