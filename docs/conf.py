@@ -7,11 +7,14 @@ link is broken.
 
 from __future__ import annotations
 
+import pkgutil
 from pathlib import Path
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+
+import fairseq_plugins
 
 project = "fairseq_plugins"
 html_title = project
@@ -20,7 +23,11 @@ html_copy_source = False
 html_show_copyright = False
 html_static_path = ["site.css"]
 html_css_files = ["site.css"]
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+autodoc_default_options = {"members": True}
+autodoc_typehints = "none"  # the docstrings have shapes and units, and the page stays readable
+napoleon_use_ivar = True  # otherwise attributes of named tuples would be described twice
+default_role = "code"  # docstrings have names in single backticks
 myst_heading_anchors = 4  # headings down to level 4 get the same anchors as on GitHub
 highlight_language = "none"  # a highlighter cannot tell equations, trees of files and commands apart
 
@@ -29,10 +36,12 @@ include_patterns = ["*.md", "docs/**.md", "examples/**.md"]
 # Logs of measurements stay in the repository.
 exclude_patterns = ["examples/*/out", "examples/*/data", "examples/benchmarks/*.md", "examples/*/findings.md"]
 
+API = "docs/api"
+
 # The sidebar of every page.
 NAVIGATION = {
-    "Use": "docs/install docs/quickstart docs/command_line docs/python docs/export docs/performance docs/vocabulary "
-    "docs/whole_sentences",
+    "Use": "docs/install docs/quickstart docs/command_line docs/python docs/api docs/export docs/performance "
+    "docs/vocabulary docs/whole_sentences",
     "Models": "docs/convs2s docs/weighted_transformer docs/conv_encoder",
     "Examples": "examples/README examples/experiments examples/*/README",
     "Project": "docs/internals docs/glossary docs/reliability SECURITY CHANGELOG CONTRIBUTING",
@@ -45,6 +54,14 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
         for caption, pages in NAVIGATION.items():
             lines = ["```{toctree}", ":hidden:", ":glob:", f":caption: {caption}", "", *pages.split(), "```"]
             source[0] += "\n" + "\n".join(lines) + "\n"
+
+
+def add_docstrings(app: Sphinx, page: str, source: list[str]) -> None:
+    """Append the docstrings of all modules except commands and repairs to the page `API`."""
+    if page == API:
+        for module in pkgutil.walk_packages(fairseq_plugins.__path__, f"{fairseq_plugins.__name__}."):
+            if module.name.split(".")[1] not in ("cli", "repairs"):
+                source[0] += f"\n## {module.name}\n\n```{{eval-rst}}\n.. automodule:: {module.name}\n```\n"
 
 
 def unlink_files_outside_the_site(app: Sphinx, page: nodes.document) -> None:
@@ -64,5 +81,6 @@ def add_index(app: Sphinx, error: Exception | None) -> None:
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
+    app.connect("source-read", add_docstrings)
     app.connect("doctree-read", unlink_files_outside_the_site)
     app.connect("build-finished", add_index)

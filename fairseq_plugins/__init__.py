@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import pkgutil
 
 __version__ = "0.2.0"
 
 # Packages that register nothing with fairseq.
 _UNREGISTERED = {"cli", "export", "repairs"}
-
-# During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
-logging.getLogger("fairseq.tasks.text_to_speech").addFilter(lambda record: "tensorboardX" not in record.getMessage())
 
 
 def install(command: bool = False) -> None:

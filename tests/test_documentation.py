@@ -197,6 +197,10 @@ def test_pages_agree_on_a_figure(figure: str, pages: str) -> None:
     assert without == []
 
 
+def test_the_citation_has_the_version() -> None:
+    assert f"version: {fairseq_plugins.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+
+
 def test_numbers_of_parameters() -> None:
     """The pages of the families give the numbers of parameters of all architectures, in millions."""
     tables = "".join((ROOT / "docs" / f"{family}.md").read_text(encoding="utf-8") for family in FAMILIES)

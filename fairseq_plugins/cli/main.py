@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import logging
 import os
 import pickle
 import re
@@ -44,6 +45,10 @@ def main(arguments: list[str] | None = None) -> None:
     The functions of commands raise ValueError or OSError for user errors.  `main` prints such an error on one line and
     exits with status 1.
     """
+    # During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
+    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(
+        lambda record: "tensorboardX" not in record.getMessage()
+    )
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Escape characters that the stream cannot encode.

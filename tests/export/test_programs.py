@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -190,9 +191,14 @@ def test_sums_of_int8_do_not_overflow(
         block.second.weight.copy_(numbers.expand_as(block.second.weight))
     folders = [export(model, tmp_path / name, dictionary, int8=name == "int8") for name in ("float32", "int8")]
     scores = []
-    for folder, hidden in ((folders[0], ""), (folders[1], ""), (folders[1], "1")):
+    for folder, hidden in ((folders[0], "0"), (folders[1], "0"), (folders[1], "1")):
         monkeypatch.setenv("TRANSLATE_WITHOUT_VNNI", hidden)
-        found = translate.Translator(folder, 1).translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
+        translator = translate.Translator(folder, 1)
+        options = translator.step.session.get_session_options()
+        unsigned = hidden == "1" or translate.sums_overflow()
+        with nullcontext() if unsigned else pytest.raises(RuntimeError, match="x64quantprecision"):  # it is not set
+            assert options.get_session_config_entry("session.x64quantprecision") == "1"
+        found = translator.translate(lines_of(LENGTHS, WORDS), beam=2, nbest=2, max_len_b=1)
         scores.append(torch.tensor([score for ((_, score), *_) in found]))  # score of the best word
     torch.testing.assert_close(scores[1], scores[0], rtol=0, atol=0.05)
     assert torch.equal(scores[1], scores[2])
