@@ -149,16 +149,6 @@ class Program:
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))
 
-    def either(self, condition: str, yes: Callable[[], list[str]], no: Callable[[], list[str]]) -> list[str]:
-        """Add an If operator, and return the float32 results of the branch that the scalar ``condition`` selects."""
-        graphs = []
-        for branch in (yes, no):
-            outer, self._nodes = self._nodes, []
-            results = [_described(self.Identity(each), np.float32, None) for each in branch()]
-            graphs.append(helper.make_graph(self._nodes, branch.__name__, [], results))
-            self._nodes = outer
-        return self.If(condition, outputs=len(results), then_branch=graphs[0], else_branch=graphs[1])
-
     def chunks(self, x: str, number: int, axis: int) -> list[str]:
         """Add a split into parts of equal size, like torch's ``chunk``."""
         return self.Split(x, outputs=number, axis=axis, num_outputs=number)

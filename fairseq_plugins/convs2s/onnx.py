@@ -13,7 +13,6 @@ import torch
 from fairseq_plugins.common.onnx_program import Program, Sizes, SourceProgram, StepProgram
 from fairseq_plugins.convs2s.layers import SQRT_HALF, GatedConvolution, Shortcut
 from fairseq_plugins.convs2s.model import ConvS2SDecoder, ConvS2SEncoder
-from fairseq_plugins.cpu.convolution import NARROWEST, sums_of_weights
 
 # The classes that can be exported.  Their subclasses are refused, because they may compute a different function.
 PARTS = (ConvS2SEncoder, ConvS2SDecoder)
@@ -119,33 +118,7 @@ def _convolution(program: StepProgram, module: GatedConvolution, h: str) -> str:
     kernel, dim, _ = module.weight.shape
     if kernel == 1:
         return program.linear(h, module.matrix, module.bias)
-    if kernel == 3 and dim >= NARROWEST and not program.weights.int8:
-        return _in_pairs(program, module, h)
     past = program.state((kernel - 1) * dim)
     window = program.Concat(program.reordered(past), h, axis=1)
     program.keep(past, program.columns(window, dim, kernel * dim))
     return program.linear(window, module.matrix, module.bias)
-
-
-def _in_pairs(program: StepProgram, module: GatedConvolution, h: str) -> str:
-    """Add a convolution like `PairedConvolution`, with four products for two steps."""
-    w0, w1, w2, w3 = sums_of_weights(module.weight.detach()).transpose(1, 2)
-    _, dim, width = module.weight.shape
-    past, begun = program.state(2 * dim), program.state(width)
-    older, newer = program.chunks(program.reordered(past), 2, axis=1)
-    program.keep(past, program.Concat(newer, h, axis=1))
-
-    def first() -> list[str]:
-        m0 = program.linear(program.Sub(older, h), w0)
-        m1 = program.linear(program.Add(newer, h), w1, module.bias)
-        m2 = program.linear(program.Sub(h, newer), w2)
-        return [program.Sum(m0, m1, m2), program.Sub(m1, m2)]
-
-    def second() -> list[str]:
-        m3 = program.linear(program.Sub(h, older), w3)
-        return [program.Add(program.reordered(begun), m3), program.columns(begun, 0, 0, axis=0)]
-
-    is_first = program.Equal(program.Mod(program.position, [2]), [0])
-    y, left = program.either(is_first, first, second)
-    program.keep(begun, left)
-    return y

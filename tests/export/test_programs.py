@@ -36,7 +36,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "share_input_output_embed": True,
         },
     ),
-    "pairs of steps in wide layers": ("convs2s_tiny", {"decoder_layers": "[(512, 3), (32, 3), (512, 3)]"}),
     "no positions": (
         "convs2s_tiny",
         {"no_encoder_positional_embeddings": True, "no_decoder_positional_embeddings": True},
