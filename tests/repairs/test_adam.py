@@ -12,6 +12,7 @@ import torch
 from fairseq.optim.adam import Adam
 from torch import Tensor
 
+from fairseq_plugins.repairs.training import is_plain
 from tests.operators import Operators
 
 SHAPES = ((5, 7), (3,), (2, 3, 4), ())
@@ -102,3 +103,13 @@ def test_cases_for_the_original_step_of_fairseq(case: str, fused: Operators) -> 
         results.append(parameter)
     assert torch.equal(*results)
     assert not fused.count("aten._fused_adamw_")
+
+
+def test_all_gradients_of_our_models_suit_the_fused_step(architecture: str, build: Any, sentences: Any) -> None:
+    """A single gradient in another memory layout would make the whole update slower."""
+    model = build(architecture).train()
+    source, target = sentences([5, 3], left_pad=True), sentences([4, 6])
+    model(source, torch.tensor([5, 3]), target)[0].logsumexp(dim=-1).sum().backward()
+    trained = {name: each for name, each in model.named_parameters() if each.grad is not None}
+    assert trained
+    assert [name for name, each in trained.items() if not is_plain(each)] == []
