@@ -7,6 +7,7 @@ link is broken.
 
 from __future__ import annotations
 
+import logging
 import pkgutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 import fairseq_plugins
+from fairseq_plugins.cli.main import is_about_translation
 
 project = "fairseq_plugins"
 html_title = project
@@ -27,6 +29,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 autodoc_default_options = {"members": True}
 autodoc_typehints = "none"  # the docstrings have shapes and units, and the page stays readable
 napoleon_use_ivar = True  # otherwise attributes of named tuples would be described twice
+smartquotes = False  # they would change options such as --decoder-attention
 default_role = "code"  # docstrings have names in single backticks
 myst_heading_anchors = 4  # headings down to level 4 get the same anchors as on GitHub
 highlight_language = "none"  # a highlighter cannot tell equations, trees of files and commands apart
@@ -58,10 +61,20 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
 
 def add_docstrings(app: Sphinx, page: str, source: list[str]) -> None:
     """Append the docstrings of all modules except commands and repairs to the page `API`."""
-    if page == API:
-        for module in pkgutil.walk_packages(fairseq_plugins.__path__, f"{fairseq_plugins.__name__}."):
-            if module.name.split(".")[1] not in ("cli", "repairs"):
-                source[0] += f"\n## {module.name}\n\n```{{eval-rst}}\n.. automodule:: {module.name}\n```\n"
+    if page != API:
+        return
+    root = fairseq_plugins.__name__
+    found = {module.name: module.ispkg for module in pkgutil.walk_packages(fairseq_plugins.__path__, f"{root}.")}
+    for name, is_package in {root: False, **found}.items():
+        if not name.startswith((f"{root}.cli", f"{root}.repairs")):
+            # Packages import names from their modules, which have the docstrings.
+            directive = f".. automodule:: {name}\n" + "   :no-members:\n" * is_package
+            source[0] += f"\n## {name}\n\n```{{eval-rst}}\n{directive}```\n"
+
+
+def skip_numbers_of_fields(app: Sphinx, what: str, name: str, value: object, skip: bool, options: object) -> bool:
+    """Skip fields of named tuples, whose docstrings are only "Alias for field number N"."""
+    return skip or (getattr(value, "__doc__", None) or "").startswith("Alias for field number")
 
 
 def unlink_files_outside_the_site(app: Sphinx, page: nodes.document) -> None:
@@ -82,5 +95,7 @@ def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("source-read", add_navigation)
     app.connect("source-read", add_docstrings)
+    app.connect("autodoc-skip-member", skip_numbers_of_fields)
+    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(is_about_translation)
     app.connect("doctree-read", unlink_files_outside_the_site)
     app.connect("build-finished", add_index)

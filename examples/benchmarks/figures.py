@@ -5,7 +5,7 @@ The script runs generation.py, training.py and newstest.py one after the other, 
 machine to ``figures/``.  The script then lists the ratios that differ by more than a tenth from the previous table of
 this kind of machine.  Start the script on an idle machine.
 
-``--check`` measures nothing, and fails if the code has changed since all tables in ``figures/`` were measured; the
+``--check`` measures nothing.  It fails if the code has changed since the table of the pages' machine was measured.  The
 release workflow runs ``--check``.
 """
 
@@ -25,11 +25,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
 TABLES = HERE / "figures"
+PAGES = TABLES / "amd-epyc-family-26-model-2-2-threads.txt"  # the machine of the tables on the pages
 # Seconds in each round, and peak memory in GB if measured, by run and contestant.
 Results = dict[str, dict[str, tuple[list[float], "float | None"]]]
 MOVED = 0.1  # ratios that change by more are listed; smaller changes occur even between two runs on the same machine
-MEASURED = ("fairseq_plugins", "examples/benchmarks", ":!examples/benchmarks/figures", ":!*.md")
+# The measured code, as arguments of git.
+CODE = ("--", "fairseq_plugins", "examples/benchmarks", ":!examples/benchmarks/figures", ":!*.md")
 
 # Script and options of each run.  All runs together take about 25 minutes on two cores.
 _TEXT = ("newstest.py", "--sentences", "150", "--rounds")
@@ -54,7 +57,7 @@ TRAINED = (
 
 
 def comparisons() -> Iterator[tuple[str, str, str]]:
-    """Yield three names for each ratio of speeds: the run, the slower contestant, and the faster contestant."""
+    """Yield the run and two contestants for each ratio: the second contestant's speed relative to the first's."""
     yield from in_generation()
     for model in TRAINED:
         for precision in ("float32", "bfloat16"):
@@ -151,15 +154,16 @@ def render(heading: str, results: Results) -> str:
 
 
 def moved(before: dict[str, float], now: dict[str, float]) -> list[str]:
-    """Return a line for each ratio that changed by more than a tenth, is new, or was not measured now."""
-    lines = []
-    for name in {**before, **now}:
-        old, new = before.get(name), now.get(name)
-        if old is None or new is None:
-            lines.append(f"{name}: {'new' if old is None else 'not measured'}")
-        elif abs(new / old - 1) > MOVED:
-            lines.append(f"{name}: {old:.2f} before, {new:.2f} now")
-    return lines
+    """Return a line for each ratio that changed by more than a tenth."""
+    both = [name for name in before if name in now]
+    return [
+        f"{name}: {before[name]:.2f} before, {now[name]:.2f} now" for name in both if differs(before[name], now[name])
+    ]
+
+
+def differs(before: float, now: float) -> bool:
+    """Return whether a ratio has changed by more than a tenth."""
+    return abs(now / before - 1) > MOVED
 
 
 def measure(run: str, folder: Path, text: Path) -> dict[str, Any]:
@@ -168,7 +172,9 @@ def measure(run: str, folder: Path, text: Path) -> dict[str, Any]:
     if script == "newstest.py":
         options += ["--input", str(text)]
     path = folder / "figures.json"
-    subprocess.run([sys.executable, "-W", "ignore", HERE / script, *options, "--json", path], check=True)
+    command = [sys.executable, "-W", "ignore", str(HERE / script), *options, "--json", str(path)]
+    if subprocess.run(command, check=False).returncode:
+        sys.exit(f"{' '.join(command)} failed; no table was written")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
 
@@ -181,21 +187,23 @@ def newstest(folder: Path) -> Path:
     return text
 
 
-def git(*words: str) -> str | None:
-    """Return the output of a git command in this repository, or None if the command fails."""
-    command = ["git", "-C", str(HERE.parent.parent), *words]
-    finished = subprocess.run(command, check=False, capture_output=True, text=True)
-    return None if finished.returncode else finished.stdout.strip()
+def git(*words: str) -> str:
+    """Return the output of a git command in this repository; a failure ends the script."""
+    finished = subprocess.run(["git", "-C", ROOT, *words], check=False, capture_output=True, text=True)
+    if finished.returncode:
+        sys.exit(f"git {' '.join(words)} failed: {finished.stderr.strip()}")
+    return finished.stdout.strip()
 
 
 def check() -> None:
-    """Exit with an error unless a table was measured with the code of this commit."""
-    for path in sorted(TABLES.glob("*.txt")):
-        commit = path.read_text(encoding="utf-8").partition("\n")[0].rpartition("commit ")[2]
-        if git("diff", "--quiet", commit, "--", *MEASURED) is not None:
-            print(f"{path.name}: measured at commit {commit}, and the code has not changed since")
-            return
-    sys.exit(f"{TABLES}: the code has changed since its tables were measured; run make figures, and commit the table")
+    """Exit with an error unless the table of the pages' machine was measured with the code of this commit."""
+    commit = PAGES.read_text(encoding="utf-8").partition("\n")[0].rpartition("commit ")[2]
+    if changed := git("diff", "--name-only", commit, *CODE).splitlines():
+        sys.exit(
+            f"{PAGES.name}: {len(changed)} files have changed since commit {commit}, which was measured, for example "
+            f"{changed[0]}; run make figures on this kind of machine, and commit the table"
+        )
+    print(f"{PAGES.name} was measured with this code")
 
 
 def main() -> None:
@@ -206,13 +214,13 @@ def main() -> None:
         metavar="FILE",
         help="file with the English side of newstest2014, to use instead of a download",
     )
-    parser.add_argument("--check", action="store_true", help="only check that the tables belong to the present code")
+    parser.add_argument("--check", action="store_true", help="only check that the table of the pages is up to date")
     args = parser.parse_args()
     if args.check:
         check()
         return
-    if git("diff", "--quiet", "HEAD", "--", *MEASURED) is None:
-        sys.exit("the code has uncommitted changes, so the tables could not name a commit; commit the changes first")
+    if changed := git("status", "--porcelain", *CODE):
+        sys.exit(f"uncommitted changes, so that the table could not name a commit; commit them first:\n{changed}")
     commit = git("rev-parse", "--short", "HEAD")
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
@@ -227,10 +235,10 @@ def main() -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(render(heading, results), encoding="utf-8")
     print(f"\n{path}, {(time.monotonic() - began) / 60:.0f} minutes")
-    ratios = read_ratios(path.read_text(encoding="utf-8"))
-    print("\n".join(moved(before, ratios) if before else ["no earlier figures exist for this kind of machine"]))
-    missing = [name for name, ratio in {**speeds_of(results), **memories_of(results)}.items() if ratio is None]
-    print("\n".join(["", *(f"{name}: not measured on this machine" for name in missing)]))
+    ratios = {**speeds_of(results), **memories_of(results)}
+    lines = moved(before, {name: ratio for name, ratio in ratios.items() if ratio is not None})
+    lines += [f"{name}: not measured on this machine" for name, ratio in ratios.items() if ratio is None]
+    print("\n".join(lines))
 
 
 if __name__ == "__main__":

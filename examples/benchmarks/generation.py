@@ -3,7 +3,7 @@
 
 The contestants have random weights and take turns: fairseq's fconv, fconv with cached linearised weights, convs2s with
 fconv's weights, fairseq's transformer, the Weighted Transformer, and CTranslate2's Transformer if ctranslate2 is
-installed.  (fairseq's fconv computes the linearised weights again at each step.) CTranslate2 runs in a separate
+installed.  (fairseq's fconv computes the linearised weights again at each step.)  CTranslate2 runs in a separate
 process.  All models run with fairseq's generator and with the generator of the task translation_fast.  On a CPU, our
 models run with translation_fast in each supported precision.  On a GPU, all contestants run in single and half
 precision.  With --compile-steps, our models also run with compiled steps.  For each contestant except CTranslate2, the

@@ -218,7 +218,8 @@ def contestants(args: Namespace, folder: Path, beam: int) -> dict[str, Contestan
         for precision in EXPORTED:
             words = [script, folder / "ctranslate2", folder / "test.en", precision, beam, args.max_tokens, args.threads]
             found[f"CTranslate2, {precision}"] = Contestant([sys.executable, *map(str, words)], "", exact=False)
-    chosen = {name: each for name, each in found.items() if any(word in name for word in args.only.split(","))}
+    only = [word for word in args.only.split(",") if word]
+    chosen = {name: each for name, each in found.items() if not only or any(word in name for word in only)}
     if not chosen:
         sys.exit(f"--only {args.only}: no contestant has such a name; use words of {', '.join(found)}")
     return chosen

@@ -37,6 +37,11 @@ def find(name: str) -> ModuleType:
     return importlib.import_module(f"fairseq_plugins.cli.{COMMANDS[name][0]}")
 
 
+def is_about_translation(record: logging.LogRecord) -> bool:
+    """Filter fairseq's log: return whether a message is of use to users of this plugin."""
+    return "tensorboardX" not in record.getMessage()
+
+
 @stoppable()
 @standard_streams()
 def main(arguments: list[str] | None = None) -> None:
@@ -46,9 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
     exits with status 1.
     """
     # During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
-    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(
-        lambda record: "tensorboardX" not in record.getMessage()
-    )
+    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(is_about_translation)
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Escape characters that the stream cannot encode.

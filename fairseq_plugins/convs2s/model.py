@@ -166,7 +166,7 @@ class ConvS2SDecoder(IncrementalDecoder):
 
     @property
     def layers(self) -> Iterator[tuple[GatedConvolution, MultiStepAttention | None, Shortcut]]:
-        """The layers from the input up: convolution, attention or None, and residual connection."""
+        """Convolution, attention or None, and residual connection of each layer, from the input up."""
         layers: Any = zip(self.convolutions, self.attentions, self.shortcuts, strict=True)
         return layers
 

@@ -29,7 +29,7 @@ class Dropout(FairseqDropout):
 
     @property
     def rate(self) -> float:
-        """The current dropout probability: 0 in inference, unless ``--retain-dropout`` keeps dropout on."""
+        """The current dropout probability, which is 0 in inference unless ``--retain-dropout`` keeps dropout on."""
         return self.p if self.training or self.apply_during_inference else 0.0
 
     def forward(self, x: Tensor, inplace: bool = False) -> Tensor:

@@ -108,7 +108,8 @@ def write_programs(model: Any, folder: Path, *, int8: bool, with_candidates: boo
         with_candidates: whether the programs predict only the candidate words of each batch.
 
     Returns:
-        Values for config.json: the inputs of ``step.onnx``, and the maximum numbers of source and target positions.
+        Values for config.json, which are the inputs of ``step.onnx`` and the maximum numbers of source and target
+        positions.
 
     Raises:
         ValueError: the model cannot be exported; see `onnx_program`.

@@ -234,9 +234,8 @@ class Translator:
         options = ort.SessionOptions()
         options.intra_op_num_threads, options.log_severity_level, options.enable_mem_pattern = threads, 4, False
         options.add_session_config_entry("session.use_env_allocators", "1")
-        if (
-            os.environ.get("TRANSLATE_WITHOUT_VNNI") == "1" or sums_overflow()
-        ):  # this option is slower, but avoids overflow
+        if os.environ.get("TRANSLATE_WITHOUT_VNNI") == "1" or sums_overflow():
+            # This option is slower, but avoids overflow.
             options.add_session_config_entry("session.x64quantprecision", "1")
         with errors_of(folder / "weights.bin"):
             self.read, self.step = (Program(folder / f"{name}.onnx", options) for name in ("source", "step"))

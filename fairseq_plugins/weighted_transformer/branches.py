@@ -48,8 +48,8 @@ class BranchedBlock(nn.Module):
     branch owns some columns of W^O, rows of W_1 and columns of W_2.
 
     Args:
-        dim: d.
-        ffn_dim: d_ff.
+        dim: model width d.
+        ffn_dim: inner width d_ff.
         branches: number M of branches, which must divide d and d_ff.
         mode, constraint: arguments of `SimplexVector` for κ and α.
         gating_topk: number of branches that a gate selects per token (section 4.5), or None to use α without a gate.
@@ -197,7 +197,7 @@ class SimplexVector(nn.Module):
     and without the factor M.
 
     Args:
-        size: M.
+        size: number M of weights.
         mode: either ``learned``, or one of three modes for comparison (table 3), where ``uniform`` and ``random``
             weights are fixed, and ``resampled`` weights are random for each training batch and uniform in inference.
         constraint: either ``simplex``, if the optimizer projects the weights onto the simplex, or ``softmax``, if the

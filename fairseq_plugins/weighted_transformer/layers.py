@@ -65,8 +65,8 @@ class DecoderLayer(nn.Module):
         If ``seen`` is None, self-attention is causal.  Otherwise, ``seen`` is the bias of the self-attention scores.
 
         Returns:
-            Two tensors: the output of the layer, and the input of source attention.  The weights of source attention
-            can be computed from the second tensor.
+            The output of the layer, and the input of source attention, from which the weights of source attention can
+            be computed.
         """
         out = self.self_attention_out(self.self_attention(x, x, seen, causal=seen is None))
         x = self.self_attention_norm(x + self.dropout(out))
