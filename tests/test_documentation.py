@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import runpy
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -166,6 +166,72 @@ SPEED, FRONT, EXAMPLES = ROOT / "docs" / "performance.md", ROOT / "README.md", R
 FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
 FCONV = "`convs2s` versus fconv as shipped"
 TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer` in float32"
+
+
+# The columns of the page's tables of ratios: runs and precisions, and beam sizes and precisions.
+GENERATION = [
+    ("16 sentences", "float32"),
+    ("16 sentences", "bfloat16"),
+    ("16 sentences", "int8"),
+    ("one sentence", "float32"),
+    ("one sentence", "int8"),
+]
+COMMANDS = [(1, "float32"), (1, "int8"), (5, "float32"), (5, "int8")]
+
+
+def in_generation(theirs: str, ours: str) -> list[str]:
+    """Return the names that figures.py gives to the ratios of a row of the table of generation."""
+    return [f"{run}: {ours}, translation_fast, {kind}, versus {theirs.format(kind)}" for run, kind in GENERATION]
+
+
+def in_commands(run: str, theirs: str, ours: str) -> list[str]:
+    """Return the names that figures.py gives to the ratios of a row of the table of whole commands."""
+    return [
+        f"{run}: weighted_transformer_small, {ours}, {kind}, beam {beam}, versus {theirs.format(kind)}, beam {beam}"
+        for beam, kind in COMMANDS
+    ]
+
+
+def in_training(model: str) -> list[str | None]:
+    """Return the names that figures.py gives to the ratios of a row of the table of training, None for other cells."""
+    float32, bfloat16 = (f"an update: {model}, {kind}, versus {model}, fairseq" for kind in ("float32", "bfloat16"))
+    return [None, None, float32, None, bfloat16]
+
+
+MEASURED: dict[str, Sequence[str | None]] = {
+    FCONV: in_generation("fconv, as shipped", "convs2s"),
+    "`convs2s` versus fconv with cached weights": in_generation("fconv, weights cached", "convs2s"),
+    "`convs2s` versus CTranslate2, same precision": in_generation("CTranslate2, {}", "convs2s"),
+    "`weighted_transformer_small` versus CTranslate2, same precision": in_generation(
+        "CTranslate2, {}", "weighted_transformer_small"
+    ),
+    TRANSFORMER: in_generation("transformer", "weighted_transformer_small"),
+    "`weighted_transformer_small`, `translation_fast`, versus fairseq's `transformer`": in_commands(
+        "whole commands", "transformer", "translation_fast"
+    ),
+    "`weighted_transformer_small`, exported, versus CTranslate2": in_commands(
+        "exported", "CTranslate2, {}", "exported"
+    ),
+    "the same, one thread": in_commands("exported, one thread", "CTranslate2, {}", "exported"),
+    "`fconv_iwslt_de_en` and `convs2s` of the same sizes": in_training("fconv_iwslt_de_en"),
+    "`fconv_wmt_en_ro` (20+20 layers of 512) and `convs2s`": in_training("fconv_wmt_en_ro (20+20 layers of 512)"),
+    "`transformer` (6+6 layers of 512/2048) and `weighted_transformer_small`": in_training(
+        "transformer (6+6 layers of 512/2048)"
+    ),
+    "`lstm` (bidirectional, 512 units) and `conv_encoder_bilstm`": in_training(
+        "lstm (bidirectional, 512 units) and conv_encoder_bilstm"
+    ),
+}
+
+
+@pytest.mark.parametrize("row", MEASURED)
+def test_the_page_of_speed_has_the_ratios_that_make_figures_measured(row: str) -> None:
+    figures = runpy.run_path(str(ROOT / "examples" / "benchmarks" / "figures.py"))
+    found = figures["read_ratios"](figures["PAGES"].read_text(encoding="utf-8"))
+    for name, cell in zip(MEASURED[row], cells(SPEED, row)[0], strict=False):
+        if name and cell:
+            shown = cell.removesuffix(" ×")
+            assert f"{found[name]:.{len(shown.partition('.')[2])}f}" == shown, name
 
 
 @pytest.mark.parametrize(
