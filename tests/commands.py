@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import json
 import logging
@@ -12,6 +11,7 @@ import random
 import re
 import resource
 import runpy
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,7 +19,9 @@ import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -45,8 +47,8 @@ FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hy
 
 
 def become(
-    command: str,
-    words: Sequence[str],
+    code: str,
+    argv: Sequence[str],
     output: Path,
     errors: Path,
     cwd: Path,
@@ -54,7 +56,7 @@ def become(
     file_size: int = resource.RLIM_INFINITY,
     stdin: Path = Path(os.devnull),
 ) -> None:
-    """Run one of fairseq's commands in a process of `FORKED`; files may have at most ``file_size`` bytes."""
+    """Run a program in a process of `FORKED`; files may have at most ``file_size`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
@@ -68,10 +70,86 @@ def become(
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     numpy.random.seed()  # noqa: NPY002  (fairseq's generator)
-    if command == "train":  # fairseq-train sets up logging before it imports fairseq, which does so again
+    if "fairseq_cli.train" in code:  # fairseq-train sets up logging before it imports fairseq, which does so again
         logging.getLogger().handlers.clear()
-    sys.argv = [f"fairseq-{command}", *words]
-    importlib.import_module(f"fairseq_cli.{command}").cli_main()
+    sys.argv = [*argv]
+    try:
+        exec(code, {"__name__": "__main__"})
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        sys.exit(1)
+
+
+def call(command: str) -> str:
+    """Return a program that runs one of fairseq's commands."""
+    return f"from fairseq_cli.{command} import cli_main; cli_main()"
+
+
+def forked(
+    code: str, argv: Sequence[str], cwd: Path, environment: Mapping[str, str], given: bytes = b""
+) -> subprocess.CompletedProcess[str]:
+    """Run a program in a process of `FORKED`."""
+    with tempfile.TemporaryDirectory() as name:
+        files = [Path(name, part) for part in ("output", "errors", "input")]
+        for file, content in zip(files, (b"", b"", given), strict=True):
+            file.write_bytes(content)
+        arguments = (code, argv, *files[:2], cwd, environment, resource.RLIM_INFINITY, files[2])
+        process = FORKED.Process(target=become, args=arguments)
+        process.start()
+        process.join()
+        output, errors = (file.read_text(encoding="utf-8") for file in files[:2])
+    return subprocess.CompletedProcess([*argv], process.exitcode, output, errors)
+
+
+def started(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str], given: bytes
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a new process."""
+    result = subprocess.run(words, cwd=cwd, input=given, capture_output=True, check=False, env=environment)
+    return subprocess.CompletedProcess(words, result.returncode, result.stdout.decode(), result.stderr.decode())
+
+
+class ForkedCommand:
+    """A command of fairseq that own-data starts in a process of `FORKED`."""
+
+    def __init__(self, words: Sequence[str], stdin: int | None = None, env: Any = None, **options: Any) -> None:
+        code, *words = words[words.index("-c") + 1 :]
+        # own-data's trainings end if own-data is not their parent; here the parent is a process of `FORKED`.
+        code = f"import os; os.getppid = lambda: {os.getpid()}\n{code}"
+        self.folder = tempfile.mkdtemp()
+        output = Path(self.folder, "output")
+        os.mkfifo(output)
+        given = Path(os.devnull if stdin == subprocess.DEVNULL else f"/proc/{os.getpid()}/fd/0")
+        arguments = (code, ["-c", *words], output, output, Path.cwd(), env, resource.RLIM_INFINITY, given)
+        self.process = FORKED.Process(target=become, args=arguments)
+        self.process.start()
+        self.stdout = output.open(encoding="utf-8")
+
+    def __enter__(self) -> ForkedCommand:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stdout.close()
+        self.process.join()
+        self.returncode = self.process.exitcode
+        shutil.rmtree(self.folder)
+
+
+def fork_commands_of_own_data(address: str) -> None:
+    """Let own-data, in this process of `FORKED`, start fairseq's commands in further processes of the same server."""
+    forkserver._forkserver._forkserver_address = address
+    forkserver._forkserver.ensure_running = lambda: None
+    from fairseq_plugins.cli import processes  # noqa: PLC0415  (the server must not import the plugin)
+
+    processes.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedCommand})
+
+
+def own_data(*words: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    """Run own-data and its commands in forked processes."""
+    forkserver.ensure_running()
+    address = forkserver._forkserver._forkserver_address
+    code = f"from tests.commands import fork_commands_of_own_data as fork; fork({address!r}); {MAIN}"
+    return python("-c", code, "own-data", *words, stdin=stdin)
 
 
 def run(
@@ -91,29 +169,10 @@ def run(
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
     given = stdin.encode() if isinstance(stdin, str) else stdin
     if path or not fork:
-        finished = subprocess.run(
-            [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words],
-            cwd=cwd,
-            input=given,
-            capture_output=True,
-            check=False,
-            env=environment,
-        )
-        status, printed = finished.returncode, (finished.stdout, finished.stderr)
+        command_line = [sys.executable, "-W", "ignore", "-m", f"fairseq_cli.{command}", *words]
+        result = started(command_line, cwd, environment, given)
     else:
-        with tempfile.TemporaryDirectory() as name:
-            folder = Path(name)
-            files = [folder / "output", folder / "errors"]
-            for file in files:
-                file.touch()
-            typed = folder / "input"
-            typed.write_bytes(given)
-            arguments = (command, words, *files, cwd, environment, resource.RLIM_INFINITY, typed)
-            process = FORKED.Process(target=become, args=arguments)
-            process.start()
-            process.join()
-            status, printed = process.exitcode, [file.read_bytes() for file in files]
-    result = subprocess.CompletedProcess([command, *words], status, *map(bytes.decode, printed))
+        result = forked(call(command), [f"fairseq-{command}", *words], cwd, environment, given)
     if succeeds and result.returncode:
         raise AssertionError(f"fairseq-{command} failed:\n{result.stdout[-2000:]}\n{result.stderr[-6000:]}")
     if not succeeds and not result.returncode:
@@ -127,17 +186,16 @@ def train(data: Path, save: Path, *options: object, arch: str = "convs2s") -> su
     return run("train", *command, *options)
 
 
-def python(*arguments: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a script, or a program with ``-c``, with the plugin of this tree."""
-    return subprocess.run(
-        [sys.executable, "-W", "ignore", *map(str, arguments)],
-        cwd=ROOT,
-        input=stdin,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def python(*arguments: object, stdin: str = "", fork: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run a script, or a program with ``-c``, with the plugin of this tree.
+
+    A program's process is forked from `FORKED`, unless ``fork`` is false.
+    """
+    words = [*map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if fork and words[0] == "-c":
+        return forked(words[1], ["-c", *words[2:]], ROOT, environment, stdin.encode())
+    return started([sys.executable, "-W", "ignore", *words], ROOT, environment, stdin.encode())
 
 
 def script(path: Path, *words: object) -> subprocess.CompletedProcess[str]:
@@ -217,7 +275,7 @@ def train_two_processes_as_one(
     for number, more in enumerate([[*parallel, 0], [*parallel, 1], ["--update-freq", 2]]):
         words = [*map(str, [*options, "--save-dir", folder / f"save{number == 2}", *more])]
         log = folder / f"{number}.log"
-        arguments = ("train", words, log, log, ROOT, {**os.environ})
+        arguments = (call("train"), ["fairseq-train", *words], log, log, ROOT, {**os.environ})
         processes.append(FORKED.Process(target=keep_the_model, args=(folder / f"{number}.pt", *arguments), daemon=True))
     for process in processes:
         process.start()

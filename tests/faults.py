@@ -23,7 +23,7 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins
-from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, make_data
+from tests.commands import FORKED, QUIET, ROOT, USER_DIR, become, call, make_data
 
 fairseq_plugins.install()
 
@@ -45,7 +45,8 @@ def start(words: Sequence[object], save: Path, file_size: int = resource.RLIM_IN
     # If fairseq sees a GPU, it computes the norm of gradients there, despite --cpu.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     log = save / "log"
-    arguments = ("train", [*map(str, words), "--save-dir", str(save)], log, log, ROOT, environment, file_size)
+    argv = ["fairseq-train", *map(str, words), "--save-dir", str(save)]
+    arguments = (call("train"), argv, log, log, ROOT, environment, file_size)
     process = FORKED.Process(target=become, args=arguments, daemon=True)
     process.start()
     return process

@@ -23,7 +23,7 @@ from tests.commands import FORKED, MAIN, ROOT, python
 def call(*words: str) -> subprocess.CompletedProcess[str]:
     """Run the command in a process that prints its imported modules to stderr at its end."""
     program = f"import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); {MAIN}"
-    return python("-c", program, *words)
+    return python("-c", program, *words, fork=False)
 
 
 def has_torch(errors: str) -> bool:
@@ -86,7 +86,7 @@ def test_letters_outside_the_encoding_of_the_terminal(monkeypatch: pytest.Monkey
 def test_registration_does_not_import_the_compiler_of_torch() -> None:
     """Importing torch's compiler would add a second and 60 MB to each of fairseq's commands."""
     program = "import sys, fairseq_plugins; fairseq_plugins.install(); assert 'torch._dynamo' not in sys.modules"
-    result = python("-c", program)
+    result = python("-c", program, fork=False)
     assert result.returncode == 0, result.stderr
 
 

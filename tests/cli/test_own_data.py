@@ -24,7 +24,8 @@ from fairseq_plugins.cli.own_data import results as own_results
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.cli.conftest import parse
-from tests.commands import MAIN, hypotheses, own_user_dir, python, run
+from tests.commands import hypotheses, own_user_dir, python, run
+from tests.commands import own_data as own_data_in_forks
 
 fairseq_plugins.install()
 
@@ -34,8 +35,8 @@ TINY += " --max-source-positions 64 --max-target-positions 64"
 FOLDER = Folder(Path("out"), ("en", "de"), "sentencepiece")
 
 
-def own(*words: object, stdin: str | None = None, succeeds: bool = True) -> subprocess.CompletedProcess[str]:
-    result = python("-c", MAIN, "own-data", *words, stdin=stdin)
+def own(*words: object, stdin: str = "", succeeds: bool = True) -> subprocess.CompletedProcess[str]:
+    result = own_data_in_forks(*words, stdin=stdin)
     assert (result.returncode == 0) == succeeds, result.stderr[-4000:]
     return result
 

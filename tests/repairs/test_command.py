@@ -6,15 +6,13 @@ import os
 import platform
 import re
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq import options
 
-from tests.commands import QUIET, ROOT, TRAINING, USER_DIR, run
+from tests.commands import QUIET, ROOT, TRAINING, USER_DIR, forked, python, run
 from tests.conftest import ARCHITECTURES
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library, whose memory is left alone")
@@ -36,12 +34,8 @@ for megabytes in [64] * 8 + [32] * 7 + [256]:
 def output(program: str, settings: dict[str, str], command: bool = True, argument: str = "") -> str:
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    code = (
-        f"import sys; sys.argv[0] = {argument!r}\nimport fairseq_plugins; fairseq_plugins.install({command})\n{program}"
-    )
-    words = [sys.executable, "-W", "ignore", "-c", code]
-    environment |= settings
-    return subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True).stdout
+    code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
+    return forked(code, [argument], ROOT, environment | settings).stdout
 
 
 def pages(command: bool = True, argument: str = "", **settings: str) -> list[int]:
@@ -103,16 +97,16 @@ def test_only_given_options_override() -> None:
 def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: str) -> None:
     """One error is from the table of refusals, the other is raised by a criterion."""
     words = [data, "--user-dir", USER_DIR, "--arch", ARCHITECTURES[0], "--criterion", "sequence_risk", option, -1]
-    failed = run("train", *words, *TRAINING, *QUIET, succeeds=False, fork=False)
+    failed = run("train", *words, *TRAINING, *QUIET, succeeds=False)
     assert failed.returncode == 1
-    assert re.fullmatch(rf"train\.py: error: {option}[ :].*\n", failed.stderr)
+    assert re.fullmatch(rf"fairseq-train: error: {option}[ :].*\n", failed.stderr)
 
 
 def test_a_training_that_diverges_names_the_option(data: Path, tmp_path: Path) -> None:
     words = [data, "--user-dir", USER_DIR, "--arch", ARCHITECTURES[0], "--save-dir", tmp_path, "--max-epoch", 1]
-    failed = run("train", *words, *TRAINING, *QUIET, "--lr", 1e30, succeeds=False, fork=False)
+    failed = run("train", *words, *TRAINING, *QUIET, "--lr", 1e30, succeeds=False)
     assert failed.returncode == 1
-    assert re.search(r"^train\.py: error: --lr: .*diverged", failed.stderr, flags=re.MULTILINE)
+    assert re.search(r"^fairseq-train: error: --lr: .*diverged", failed.stderr, flags=re.MULTILINE)
     assert "Traceback" not in failed.stderr
 
 
@@ -128,5 +122,5 @@ def test_a_training_that_diverges_names_the_option(data: Path, tmp_path: Path) -
 )
 def test_errors_of_programs_keep_their_traceback(kind: str, message: str, alone: bool) -> None:
     words = f"import fairseq_cli, fairseq_plugins; fairseq_plugins.install(command=True); raise {kind}({message!r})"
-    result = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False)
+    result = python("-c", words)
     assert ("Traceback" not in result.stderr, message in result.stderr) == (alone, True)
