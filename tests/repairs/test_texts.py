@@ -53,7 +53,7 @@ def test_misaligned_texts_are_refused_before_anything_is_written(
     data: Path, tmp_path: Path, target: bytes, reason: str
 ) -> None:
     printed = preprocess(tmp_path, data, source=b"w1\nw2", target=target, succeeds=False)
-    assert re.search(f"ValueError: .*{reason}", printed)
+    assert re.search(reason, printed)
     assert not (tmp_path / "bin").exists()
 
 
@@ -68,7 +68,7 @@ def test_no_translation_is_an_error(tmp_path: Path, data: Path, few: bool) -> No
     words = [tmp_path, "--user-dir", USER_DIR, "--path", save_model(model, args, tmp_path / "model.pt")]
     words += ["--task", "translation", "--dataset-impl", "raw", "--max-source-positions", 16]
     words += ["--skip-invalid-size-inputs-valid-test", "--distributed-world-size", 3, "--distributed-rank", 2 * few]
-    assert "ValueError: --gen-subset" in run("generate", *words, succeeds=False).stderr
+    assert "error: --gen-subset" in run("generate", *words, succeeds=False).stderr
 
 
 @pytest.mark.parametrize(
