@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairseq_plugins.cli.own_data import command as own_data
+from fairseq_plugins.cli.main import parse as command_line
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +37,4 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parse(*words: object) -> Any:
-    parser = ArgumentParser()
-    own_data.add_arguments(parser)
-    return parser.parse_args([*map(str, words)])
+    return command_line(["own-data", *map(str, words)])

@@ -48,8 +48,7 @@ def test_bleu_is_sacrebleus(files: dict[str, str], tmp_path: Path, capsys, lower
     signature, _, value = detokenised.partition("): ")
     expected = sacrebleu.corpus_bleu(texts, [REFERENCES], lowercase=lowercase).score
     assert float(value) == pytest.approx(expected, abs=0.005)
-    case = "lc" if lowercase else "mixed"
-    assert signature.startswith(f"sacreBLEU (nrefs:1|case:{case}|eff:no|tok:13a|smooth:exp|version:")
+    assert f"|case:{'lc' if lowercase else 'mixed'}|eff:no|tok:13a|" in signature
     plain = {"lowercase": lowercase, "tokenize": "none", "force": True}
     expected = sacrebleu.corpus_bleu(tokens, [REFERENCE_TOKENS], **plain).score
     assert float(tokenised.removeprefix("tokenised BLEU: ")) == pytest.approx(expected, abs=0.005)
@@ -93,11 +92,8 @@ def test_rouge_is_that_of_rouge_score(files, capsys, limit) -> None:
         for part, field in (("recall", "recall"), ("F1", "fmeasure")):
             # The library chooses the reference by F1 for all figures.
             best = [
-                max(
-                    (scorer.score(reference, text[:limit])[name] for reference in pair),
-                    key=lambda score: score.fmeasure,
-                )
-                for text, pair in zip(TEXTS, zip(REFERENCES, SECOND, strict=True), strict=True)
+                max((scorer.score(each, text[:limit])[name] for each in pair), key=lambda score: score.fmeasure)
+                for text, *pair in zip(TEXTS, REFERENCES, SECOND, strict=True)
             ]
             expected = 100 * statistics.mean(getattr(score, field) for score in best)
             assert float(found[f"{name} {part}"]) == pytest.approx(expected, abs=0.005)
@@ -126,7 +122,7 @@ def test_rouge_knows_the_latin_alphabet(tmp_path: Path) -> None:
 
 
 def test_incompatible_files_and_options_are_refused(files: dict[str, str], tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="first has 3 lines"):
+    with pytest.raises(SystemExit, match="first has 3 "):
         cli.main(["score", "--generated", files["shard1"], "--reference", files["first"]])
     latin1 = tmp_path / "latin1"
     latin1.write_bytes(b"x\n\xdf\n")
