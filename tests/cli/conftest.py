@@ -1,4 +1,4 @@
-"""Texts and options for tests of own-data."""
+"""Calls of commands in this process, and texts for tests of own-data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fairseq_plugins.cli.main import parse as command_line
+from fairseq_plugins.cli import main as cli
 
 
 @pytest.fixture(scope="module")
@@ -37,4 +37,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parse(*words: object) -> Any:
-    return command_line(["own-data", *map(str, words)])
+    return cli.parse(["own-data", *map(str, words)])
+
+
+def tool(*words: object) -> None:
+    cli.main([*map(str, words)])
+
+
+def refused(*words: object) -> str:
+    """Return the error of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        tool(*words)
+    return str(stopped.value)

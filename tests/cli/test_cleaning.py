@@ -105,15 +105,6 @@ def test_broken_encodings(tmp_path: Path) -> None:
         cleaned(tmp_path, read_pairs([files], LANGUAGES))
 
 
-def test_lines_that_do_not_match(tmp_path: Path) -> None:
-    files = [(tmp_path / "a.en", tmp_path / "a.de")]
-    for lengths in ((30, 29), (0, 30)):
-        for path, length in zip(files[0], lengths, strict=True):
-            path.write_text("x\n" * length)
-        with pytest.raises(ValueError, match=rf"a\.en has {lengths[0]} .*a\.de has {lengths[1]}"):
-            list(read_pairs(files, LANGUAGES))
-
-
 @pytest.mark.slow
 def test_memory_is_that_of_keys_alone(tmp_path: Path) -> None:
     """A million pairs of 1000 characters need 100 bytes of memory each."""

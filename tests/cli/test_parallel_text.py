@@ -8,7 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -59,15 +58,6 @@ def test_formats(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         with pytest.raises(ValueError, match=name):
             list(parallel_text.read_text(tmp_path / name, "en"))
-
-
-@pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000])
-def test_many_beginnings_of_a_sentence_take_little_time(line: str, tmp_path: Path) -> None:
-    path = tmp_path / "test.sgm"
-    path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
-    began = time.process_time()
-    assert list(parallel_text.read_text(path, "en")) == ["a b"]
-    assert time.process_time() - began < 0.5
 
 
 def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:

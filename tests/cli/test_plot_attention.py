@@ -13,8 +13,8 @@ import torch
 from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
-from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.plot_attention import attention_by_layer, choose, draw
+from fairseq_plugins.cli.plot_attention import attention_by_layer, draw
+from tests.cli.conftest import refused, tool
 from tests.repairs.payloads import untrained
 from tests.search.searching import fairseq_model
 
@@ -71,13 +71,6 @@ def test_models_of_fairseq(task, decode) -> None:
     assert decode(fairseq_model("lstm", task))[0] == {}, "its attention is unknown"
 
 
-def test_layers_are_chosen() -> None:
-    layers = {f"layer {number}": torch.tensor(number) for number in (1, 3, 5)}
-    assert list(choose(layers, [5, 1]).items()) == [("layer 5", 5), ("layer 1", 1)]
-    with pytest.raises(ValueError, match="layer 2, layer 6"):
-        choose(layers, [1, 2, 6])
-
-
 def test_the_plot_of_a_long_sentence_has_a_limited_size(tmp_path: Path) -> None:
     """Some words have no label, but all other labels stay at their words; a word that looks like a formula is drawn."""
     pytest.importorskip("matplotlib")
@@ -97,21 +90,21 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
     pytest.importorskip("matplotlib")
     shutil.copytree(data, tmp_path / "bin")
     torch.save(untrained(data), tmp_path / "model.pt")
-    plot = ["plot-attention", str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt")]
-    plot += ["--output", str(tmp_path / "picture.svg"), "--input"]
-    cli.main([*plot, "w1 dog w2 cat"])
+    plot = ["plot-attention", tmp_path / "bin", "--path", tmp_path / "model.pt"]
+    plot += ["--output", tmp_path / "picture.svg", "--input"]
+    tool(*plot, "w1 dog w2 cat", "--layers", 1)
     assert "dog cat" in capsys.readouterr().err
+    assert "--layers: layer 99" in refused(*plot, "w1", "--layers", 1, 99)
     (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
-    cli.main([*plot, "w1"])
+    tool(*plot, "w1")
     assert capsys.readouterr().out.startswith("w1 </s>\n")
     for path in (tmp_path / "bin").glob("dict.*.txt"):
         path.write_text(path.read_text().replace("w2 ", "w2@@ "))
-    cli.main([*plot, "w1"])
+    tool(*plot, "w1")
     assert "w@@ 1" in capsys.readouterr().err
     (tmp_path / "code").write_bytes(b"one word\nor three of them\n")
-    cli.main([*plot, "w1"])
+    tool(*plot, "w1")
     printed = capsys.readouterr()
     assert printed.out.startswith("w1 </s>\n")
     assert f"{tmp_path}/code " in printed.err
-    with pytest.raises(SystemExit, match=f"{tmp_path}/code "):
-        cli.main([*plot, "w1", "--bpe-codes", str(tmp_path / "code")])
+    assert f"{tmp_path}/code " in refused(*plot, "w1", "--bpe-codes", tmp_path / "code")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import plot_branches
 from fairseq_plugins.cli.plot_loss import Point, read_curve
+from tests.cli.conftest import refused, tool
 
 
 def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
@@ -64,23 +63,13 @@ def test_points(tmp_path: Path, lines: list[tuple[str, dict]], points: list[Poin
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == points
 
 
-@pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":'])
-def test_a_long_line_of_incomplete_records_takes_little_time(tmp_path: Path, half: str) -> None:
-    """The time grows linearly with the line's length."""
-    line, began = f"{half * 60_000}}}", time.process_time()
-    broken = log(tmp_path / "log", valid(100, 4))
-    broken.write_text(f"{broken.read_text()}{line}\n")
-    assert read_curve(broken)[0].validation == 4
-    assert time.process_time() - began < 1
-
-
 def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
     two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
     output = tmp_path / "picture.svg"
     name = r"_a, $\frac$"  # matplotlib would read this as a formula
-    cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
+    tool("plot-loss", one, "--run", name, one, two, "--output", output)
     assert "<!-- a, " in output.read_text(encoding="utf-8")
     best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
     assert capsys.readouterr().out == best
@@ -96,8 +85,7 @@ def test_logs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
         (["--run", "name", one, two], "name"),
         (["--run", "name", one, "--run", "name", two], "--run name"),
     ):
-        with pytest.raises(SystemExit, match=name):
-            cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+        assert name in refused("plot-loss", *arguments, "--output", tmp_path / "x.png")
 
 
 def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,17 +93,14 @@ def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pyt
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
     young = log(tmp_path / "new" / "train.log", inner(9))
-    with pytest.raises(SystemExit, match=str(tmp_path)):
-        cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    assert str(tmp_path) in refused("plot-loss", tmp_path, "--output", tmp_path / "x.png")
     old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
     with old.open("a") as file:
         file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
-        file.write('{"epoch": 1, "valid_loss": null, "valid_num_updates": "200"}\n')
         file.write('{"epoch": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-        file.write('{"epoch": ' + "1" * 5000 + "}\n")
-        for loss, updates in (("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ('"x"', "{}")):
+        for loss, updates in (("null", "2"), ("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ('"x"', "{}")):
             file.write(f'{{"epoch": 1, "valid_loss": {loss}, "valid_num_updates": {updates}}}\n')
-    cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    tool("plot-loss", tmp_path, "--output", tmp_path / "x.png")
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{old}: 6.000 at update 100\n")
     assert str(young) in printed.err
@@ -126,8 +111,7 @@ def test_losses_out_of_range_are_not_drawn(loss, tmp_path, capsys) -> None:
     """Losses out of range may occur in validation or training, in one curve or in a mean."""
     one = log(tmp_path / "one", inner(4), valid(1, 3), inner(loss), valid(2, loss), inner(4), valid(3, 5))
     two = log(tmp_path / "two", inner(4), valid(1, loss), inner(3), valid(2, 2), valid(3, -loss))
-    words = ["plot-loss", str(one), "--run", "mean", str(one), str(two)]
-    cli.main([*words, "--output", str(tmp_path / "x.png")])
+    tool("plot-loss", one, "--run", "mean", one, two, "--output", tmp_path / "x.png")
     assert "mean: 3.000 at update 1, 2.000 at update 2\n" in capsys.readouterr().out
 
 
@@ -170,10 +154,9 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 7)
     output = tmp_path / "picture.png"
-    cli.main(["plot-branches", str(tmp_path), "--output", str(output)])
+    tool("plot-branches", tmp_path, "--output", output)
     assert output.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit, match=r"--layer decoder\.7"):
-        cli.main(["plot-branches", str(tmp_path), "--layer", "decoder.7", "--output", str(output)])
+    assert "--layer decoder.7" in refused("plot-branches", tmp_path, "--layer", "decoder.7", "--output", output)
 
 
 @pytest.mark.parametrize("value", [torch.tensor([0.5, float("nan")]), torch.ones(0), torch.ones(2, 2)])
@@ -182,5 +165,4 @@ def test_malformed_weights_are_named(value: torch.Tensor, tmp_path: Path) -> Non
     state = torch.load(path, weights_only=False)
     state["model"]["encoder.layers.1.branches.kappa.weight"] = value
     torch.save(state, path)
-    with pytest.raises(SystemExit, match=r"checkpoint_1_2\.pt: encoder"):
-        cli.main(["plot-branches", str(path), "--output", str(tmp_path / "x.png")])
+    assert "checkpoint_1_2.pt: encoder" in refused("plot-branches", path, "--output", tmp_path / "x.png")
