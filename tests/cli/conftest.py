@@ -1,15 +1,14 @@
-"""Texts and options for tests of own-data."""
+"""Calls of commands in this process, and texts for tests of own-data."""
 
 from __future__ import annotations
 
 import random
-from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fairseq_plugins.cli.own_data import command as own_data
+from fairseq_plugins.cli import main as cli
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +37,15 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parse(*words: object) -> Any:
-    parser = ArgumentParser()
-    own_data.add_arguments(parser)
-    return parser.parse_args([*map(str, words)])
+    return cli.parse(["own-data", *map(str, words)])
+
+
+def tool(*words: object) -> None:
+    cli.main([*map(str, words)])
+
+
+def refused(*words: object) -> str:
+    """Return the error of a command."""
+    with pytest.raises(SystemExit) as stopped:
+        tool(*words)
+    return str(stopped.value)

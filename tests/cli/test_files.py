@@ -2,91 +2,53 @@
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
-import pickle
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.files import naming_file_in_errors
 from fairseq_plugins.cli.parallel_text import writing
+from tests.cli.conftest import refused, tool
 from tests.cli.test_plots import log, valid
 from tests.commands import ROOT, full_disk
 
 
-@pytest.mark.parametrize(
-    ("error", "message"),
-    [
-        (KeyError("x"), "^a.txt .*KeyError"),
-        (UnicodeDecodeError("utf-8", b"x", 0, 1, "bad"), "^a.txt .*UnicodeDecodeError"),
-        (OSError("x"), "^x$"),
-        (pickle.UnpicklingError("x"), "^x$"),
-        (KeyboardInterrupt(), "^$"),
-    ],
-)
-def test_errors_name_the_file(error: BaseException, message: str) -> None:
-    """An error that already names the file, or an interrupt, is not changed."""
-    kind = ValueError if "a.txt" in message else type(error)
-    with pytest.raises(kind, match=message), naming_file_in_errors(Path("a.txt"), "cannot be read"):
-        raise error
-
-
-def with_options(part: str, **options: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda state: {**state, "cfg": {**state["cfg"], part: {**state["cfg"][part], **options}}}
-
-
-def with_other_numbers(state: dict[str, Any]) -> dict[str, Any]:
-    model = {
-        name: torch.full_like(value, torch.nan) if value.is_floating_point() and "version" not in name else value
-        for name, value in state["model"].items()
-    }
-    return {**state, "model": model}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        with_other_numbers,
-        with_options("task", eval_bleu=True, eval_bleu_detok="odd"),
-        with_options("task", eval_bleu=True, eval_bleu_args="[1]"),
-        with_options("task", _name="odd"),
-        lambda state: {**state, "cfg": {**state["cfg"], "model": {"_name": "odd"}}},
-        lambda state: {**state, "cfg": {**state["cfg"], "model": []}},
-        lambda state: {**state, "cfg": {}},
-        lambda state: {**state, "optimizer_history": 3},
-    ],
-)
-def test_pictures_of_odd_checkpoints(change, state, data, tmp_path) -> None:
-    torch.save(change(state), tmp_path / "odd.pt")
-    picture = ["--output", str(tmp_path / "picture.svg")]
-    sentence = ["--path", str(tmp_path / "odd.pt"), "--input", "w1 w2"]
-    with pytest.raises(SystemExit, match="plot-attention: error: "):
-        cli.main(["plot-attention", str(data), *sentence, *picture])
-    with pytest.raises(SystemExit, match=r"plot-branches: error: .*odd\.pt"):
-        cli.main(["plot-branches", str(tmp_path / "odd.pt"), *picture])
+@pytest.mark.parametrize("part", ["parameters", "task", "model", "cfg", "optimizer_history"])
+def test_pictures_of_odd_checkpoints(part: str, state: dict[str, Any], data: Path, tmp_path: Path) -> None:
+    """The parameters are no numbers, a name is unknown, or a part is empty."""
+    odd = copy.deepcopy(state)
+    if part == "parameters":
+        odd["model"] = {name: torch.full_like(value, torch.nan) for name, value in odd["model"].items()}
+    elif part in odd["cfg"]:
+        odd["cfg"][part] = {"_name": "odd"}
+    else:
+        odd[part] = {}
+    torch.save(odd, tmp_path / "odd.pt")
+    sentence, picture = ["--path", tmp_path / "odd.pt", "--input", "w1 w2"], ["--output", tmp_path / "picture.svg"]
+    assert "plot-attention: error: " in refused("plot-attention", data, *sentence, *picture)
+    assert "odd.pt" in refused("plot-branches", tmp_path / "odd.pt", *picture)
 
 
 @pytest.mark.parametrize("name", ["picture.png", "picture.svg", "picture.pdf"])
 def test_a_full_disk_leaves_the_old_file(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib.font_manager")  # matplotlib writes a list of fonts on first use
-    words = ["plot-loss", str(log(tmp_path / "log", valid(1, 6), valid(2, 5)))]
     output = tmp_path / name
+    words = ["plot-loss", log(tmp_path / "log", valid(1, 6), valid(2, 5)), "--output", output]
     output.write_text("good")
     output.chmod(0o640)
     before = sorted(tmp_path.iterdir())
-    with full_disk(100), pytest.raises(SystemExit, match=f"{name} cannot be written: "):
-        cli.main([*words, "--output", str(output)])
+    with full_disk(100):
+        assert name in refused(*words)
     assert output.read_text() == "good"
     assert sorted(tmp_path.iterdir()) == before
-    cli.main([*words, "--output", str(output)])
+    tool(*words)
     assert output.stat().st_size > 100
     assert stat.S_IMODE(output.stat().st_mode) == 0o640
     assert sorted(tmp_path.iterdir()) == before
@@ -101,11 +63,9 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["plot-attention", "plot-branches", "plot-loss"])
-@pytest.mark.parametrize("ending", ["", ".eps", ".jpg"])
-def test_a_plot_needs_a_file_suffix(command, ending, tmp_path, capsys) -> None:
-    with pytest.raises(SystemExit):
-        cli.main([command, "x", "--output", str(tmp_path / f"foo{ending}")])
-    assert f"foo{ending} must end in .png, .pdf or .svg" in capsys.readouterr().err
+def test_a_plot_needs_a_file_suffix(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    refused(command, "x", "--output", "foo.jpg")
+    assert "foo.jpg" in capsys.readouterr().err
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
@@ -133,7 +93,7 @@ def test_links_stay_and_their_files_are_replaced_whole(tmp_path: Path) -> None:
     (tmp_path / "hard").hardlink_to(tmp_path / "file")
     for name, target in (("link", "file"), ("dangling", "new"), ("round", "round")):
         (tmp_path / name).symlink_to(target)
-    with full_disk(2), pytest.raises(OSError, match="link cannot be written"):
+    with full_disk(2), pytest.raises(OSError, match="link"):
         write(tmp_path / "link", "half")
     assert (tmp_path / "file").read_text() == "old"
     for name, target in (("link", "file"), ("dangling", "new")):
@@ -176,6 +136,5 @@ def test_an_input_file_is_not_overwritten(name: str, tmp_path: Path) -> None:
     before = read.read_text()
     (tmp_path / "link.svg").symlink_to(read)
     (tmp_path / "hard.svg").hardlink_to(read)
-    with pytest.raises(SystemExit, match=f"{name} is also an input"):
-        cli.main(["plot-loss", "--run", "a", str(read), "--output", str(tmp_path / name)])
+    assert name in refused("plot-loss", "--run", "a", read, "--output", tmp_path / name)
     assert read.read_text() == before

@@ -17,7 +17,7 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 from sacrebleu import BLEU, CHRF
 
-from fairseq_plugins.cli.own_data.folder import Folder, existing, find_base, generate, read_record
+from fairseq_plugins.cli.own_data.folder import Folder, existing, find_base, generate
 from fairseq_plugins.cli.own_data.training import Training
 from fairseq_plugins.cli.plot_loss import records
 from fairseq_plugins.cli.user_dir import USER_DIR
@@ -64,7 +64,6 @@ def test_validation_by_chrf(pairs: list[object], tmp_path: Path) -> None:
         is_new = best not in scores[:place]
         lines.append(f"chrF {score:.2f}, " + ("the best so far" if is_new else f"the best is {best:.2f}"))
     assert told(printed, "chrF") == lines
-    assert re.search(r"Estimate for this CPU: about \S+ \S+ per epoch \(validation: at most \S+ s\), ", printed)
 
     folder, best = existing(out), out / "convs2s_tiny" / "checkpoint_best.pt"
     search = ["--beam", 1, "--max-len-a", 2, "--max-len-b", 10]
@@ -80,8 +79,9 @@ def test_validation_by_chrf(pairs: list[object], tmp_path: Path) -> None:
 
     # A resumed training keeps its metric.
     printed = own(*pairs, out, "--arch", "convs2s_tiny", "--train", f"{wishes} 5").stderr
-    assert len(told(printed, "chrF")) == 1
-    assert float(validations(out)[-1]["valid_best_chrf"]) >= max(scores)
+    last = float(validations(out)[-1]["valid_chrf"])
+    compared = "the best so far" if last > max(scores) else f"the best is {max(scores):.2f}"
+    assert told(printed, "chrF") == [f"chrF {last:.2f}, {compared}"]
 
     # Other folders can use the model, which needs no file of validation.
     assert "--metric" not in find_base(out, None).wishes
@@ -127,24 +127,12 @@ def test_unknown_words_do_not_match_those_of_references(detok: str) -> None:
     assert not any(counts[name] for name in matches)
 
 
-def test_a_metric_is_read_from_the_record(tmp_path: Path) -> None:
-    """Another ``--metric`` may be an option of --train."""
-    for record, metric in (
-        ("--metric chrf --seed 2", "chrf"),
-        ("--metric x", "loss"),
-        ("--metric", "loss"),
-        ("", "loss"),
-    ):
-        (tmp_path / "finished").write_text(record)
-        assert read_record(tmp_path / "finished")[0] == metric
-
-
 def test_the_metric_chooses_options(tmp_path: Path) -> None:
     """A small text gets more patience, because chrF may fall in the warm-up."""
     for tokenizer in ("sentencepiece", "moses"):
         options = Folder(tmp_path, ("en", "de"), tokenizer).validation_options("chrf")
         for wishes in (["--task", "translation"], ["--best-checkpoint-metric=loss"]):
-            with pytest.raises(ValueError, match=f"--train: {wishes[0].partition('=')[0]} is not allowed"):
+            with pytest.raises(ValueError, match=f"--train: {wishes[0].partition('=')[0]}"):
                 Training("convs2s_tiny", tmp_path, wishes, validation=options)
         training = Training("convs2s_tiny", tmp_path, [], validation=options)
         for tokens, patience in ((3000, 6 + 100 // 3), (1_000_000, 6)):

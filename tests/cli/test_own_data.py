@@ -16,15 +16,13 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins
-from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli.files import work_in
-from fairseq_plugins.cli.main import parse as command_line
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import results as own_results
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.user_dir import USER_DIR
-from tests.cli.conftest import parse
-from tests.commands import hypotheses, own_user_dir, python, run
+from tests.cli.conftest import parse, refused, tool
+from tests.commands import hypotheses, run
 from tests.commands import own_data as own_data_in_forks
 
 fairseq_plugins.install()
@@ -52,24 +50,6 @@ def trained(texts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     return out, first.stderr
 
 
-def test_an_architecture_in_a_user_directory(tmp_path: Path) -> None:
-    """Training and translation use the given user directory, and no other one."""
-    mine, other, broken = own_user_dir(tmp_path), tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
-    for folder, line in ((other, "import fairseq"), (broken, "import no_such_module")):
-        folder.mkdir()
-        (folder / "__init__.py").write_text(line)
-    program = (
-        "import sys; from pathlib import Path; from fairseq_plugins.cli.own_data.training import Training\n"
-        "for user_dir in sys.argv[1:]:\n"
-        "    try: print(Training('convs2s_of_mine', Path('out'), [], Path(user_dir)).model.family)\n"
-        "    except ValueError as error: print(error)"
-    )
-    *refused, accepted = python("-c", program, other, broken, "user_dir", mine).stdout.splitlines()
-    assert accepted == "convs2s"
-    for error, name in zip(refused, ("install()", f"--user-dir {broken} ", "convs2s_of_mine"), strict=True):
-        assert name in error
-
-
 def call(texts: Path, out: Path) -> list[object]:
     words = [texts / "train.en", texts / "train.de", out, "--arch", "convs2s_tiny"]
     return [*words, "--test", texts / "test.en", texts / "test.de"]
@@ -77,43 +57,6 @@ def call(texts: Path, out: Path) -> list[object]:
 
 def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
-
-
-def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path) -> None:
-    """own-data prints commands, progress, scores and samples; fairseq's output goes to the log."""
-    out, printed = trained
-    names = ["preprocess", "train", "validate", "validate", "generate", "plugins", "interactive", "plugins"]
-    assert [words[0] for words in commands(printed)] == [f"fairseq-{name}" for name in names]
-    assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["1", "2"]
-    assert f"{out}/convs2s_tiny/train.log" in printed
-    assert re.search(r"^BLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ", printed, flags=re.MULTILINE)
-    samples = re.findall(r"^  source       (.*)\n  reference    (.*)\n  translation  .", printed, flags=re.MULTILINE)
-    lines = [(texts / f"test.{language}").read_text().splitlines() for language in ("en", "de")]
-    assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
-    for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
-        assert chatter not in printed
-    assert "ModuleList" in (out / "convs2s_tiny" / "train.log").read_text()
-
-
-def test_held_out_lines_of_the_validation_part(
-    trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Without a test part, own-data scores every tenth line of the text, in its original form."""
-    out, _ = trained
-    (tmp_path / "text").mkdir()
-    for part in ("train", "valid"):
-        for language in ("en", "de"):
-            shutil.copy(out / "text" / f"{part}.{language}", tmp_path / "text")
-    for name in ("data-bin", "subwords.model"):
-        (tmp_path / name).symlink_to(out / name)
-    folder = Folder(tmp_path, ("en", "de"), "sentencepiece")
-    options = folder.decoding_options(out / "convs2s_tiny" / "checkpoint_best.pt", USER_DIR)
-    own_results.score_held_out(folder, tmp_path, options)
-    found = capsys.readouterr().err
-    assert "validation part (held-out lines: 29" in found
-    for name, language in (("source     ", "en"), ("reference  ", "de")):
-        first, _, *others = (texts / f"train.{language}").read_text().splitlines()[9:40:10]
-        assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == [first, *others]
 
 
 def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:
@@ -124,16 +67,15 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
         sentences = (texts / "test.en").read_text()
         gone = ["a.en", "a.de", *words[2:5]]  # these training files do not exist
         second = own(*gone, "--train", TINY, "--translate", "-", stdin=f"\n{sentences} \n")
-        assert f"{out} is in use by another call" in own(*words, succeeds=False).stderr
+        assert f"{out} " in own(*words, succeeds=False).stderr
     before, *translations, after = second.stdout.split("\n")[:-1]
     assert before == after == ""  # models would translate blank lines to invented words
     assert len(translations) == 7
     (command,) = commands(second.stderr)
-    assert second.stderr.splitlines()[1] == f"$ {shlex.join(command)}"
-    assert re.search(r"^\n.*\n.*[: ]line 3 has \d+ tokens: only the first 63 are translated\n$", second.stderr)
+    assert re.search(r"line 3 has \d+ tokens: only the first 63 ", second.stderr)
     assert command[0] == "fairseq-interactive"
 
-    cli.main(shown[-1][1:])
+    tool(*shown[-1][1:])
     program = str(out / "convs2s_tiny.exported" / "translate.py")
     command = [sys.executable, "-I", program, "--input", str(texts / "test.en")]
     exported = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -143,26 +85,9 @@ def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) 
     assert re.findall(r"^D-\d+\t\S+\t(.*)$", result.stdout, flags=re.MULTILINE) == translations
 
     backwards = own("a.de", "a.en", *words[2:5], "--translate", "-", succeeds=False).stderr
-    assert f"--translate: {out}/data-bin has no data for de to en" in backwards
+    assert f"--translate: {out}/data-bin " in backwards
     other = own(*words, "--train", f"{TINY} --dropout 0.5", succeeds=False).stderr.splitlines()[-1]
-    assert f"has been trained with --metric loss --train {shlex.quote(TINY)}: choose another OUT" in other
-
-
-@pytest.mark.parametrize("name", ["a,b", "a:b", "a\\b", "x${oc.env:HOME}"])
-def test_names_that_fairseq_splits_are_refused(name: str, texts: Path, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit, match="folder's name"):
-        cli.main(["own-data", str(texts / "train.en"), str(texts / "train.de"), str(tmp_path / name)])
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_command_line() -> None:
-    """Options may stand between the texts, for example train.en train.de --arch X OUT, although TARGET is optional."""
-    for words, expected in (
-        (["a.en", "a.de", "--arch", "x", "out"], ("a.en", "a.de", "out")),
-        (["a.po", "--arch", "x", "out"], ("a.po", "None", "out")),
-    ):
-        args = command_line(["own-data", *words])
-        assert (*map(str, (args.source, args.target, args.output)), args.arch) == (*expected, "x")
+    assert f"--metric loss --train {shlex.quote(TINY)}" in other
 
 
 def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Path) -> None:
@@ -171,18 +96,20 @@ def test_a_model_is_adapted(trained: tuple[Path, str], texts: Path, tmp_path: Pa
     own(texts / "train.en", texts / "train.de", out, "--from", base, "--train", "--max-epoch 1 --lr 1e-9")
     for name in ("subwords.model", "data-bin/dict.en.txt"):
         assert (out / name).read_bytes() == (base / name).read_bytes()
-    card = (out / "convs2s_tiny" / "README.md").read_text()
-    assert f"- Adapted from: `checkpoint_best.pt` of the folder `{base.name}`\n" in card
+    card = (out / "convs2s_tiny" / "README.md").read_text().partition("\n## Commands\n")[0]
+    assert f"`checkpoint_best.pt` of the folder `{base.name}`\n" in card
+    for local in (base, out, USER_DIR, texts):
+        assert str(local) not in card
     before, after = (
         checkpoint_utils.load_checkpoint_to_cpu(str(folder / "convs2s_tiny" / "checkpoint_best.pt"))["model"]
         for folder in (base, out)
     )
     assert all(torch.allclose(value, after[name], atol=1e-3) for name, value in before.items())
     for words, message in (
-        (["--from", tmp_path], "is not a folder of own-data"),
-        (["--from", base, "--arch", "convs2s"], "no such trained model"),
-        (["--from", base, "--tokenizer", "moses"], "--tokenizer moses: "),
-        (["--from", base, "--target-lang", "nl"], "translates en to de, but the text is en to nl"),
+        (["--from", tmp_path], f"error: {tmp_path} "),
+        (["--from", base, "--arch", "convs2s"], f"{base}/convs2s"),
+        (["--from", base, "--tokenizer", "moses"], "--tokenizer moses"),
+        (["--from", base, "--target-lang", "nl"], f"--from {base}"),
     ):
         assert message in own(texts / "train.en", texts / "train.de", tmp_path / "x", *words, succeeds=False).stderr
 
@@ -201,21 +128,13 @@ def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
     shutil.move(out / "tokens", out / "tmp")
     shutil.move(out / "text" / "test.de", out / "test.reference")
     shutil.rmtree(out / "text")
-    card = out / "convs2s_tiny" / "README.md"
-    card.unlink()
+    (out / "convs2s_tiny" / "README.md").unlink()
     (out / "settings").write_text("Corpus(source='en', target='de', train=(), tests=())\n")
     printed = own(*call(texts, out)).stderr
     assert "fairseq-train" not in printed
     assert f"--bpe-codes {out}/code" in printed
-    assert "\n- Files and sizes: not recorded" in card.read_text()
     for language in ("en", "de"):
         assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
-
-
-def test_a_training_that_is_not_finished_does_not_translate(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint_best.pt").touch()
-    with pytest.raises(ValueError, match=r"^--translate: .* not finished"):
-        own_data.refuse_untrained(tmp_path)
 
 
 def test_translation_without_target_has_the_languages_of_the_folder(tmp_path: Path) -> None:
@@ -233,9 +152,7 @@ def test_options_of_an_earlier_training(tmp_path: Path) -> None:
         (folder := tmp_path / name).mkdir()
         (folder / name).write_text("--lr 1\n")
         for args.train in ("--lr 2", "--lr '1'"):
-            assert own_data.plan(args, folder, FOLDER) is not None, (
-                "without a checkpoint, training begins with any options"
-            )
+            assert own_data.plan(args, folder, FOLDER) is not None, "without a checkpoint, any options are accepted"
         (folder / checkpoint).touch()
         for args.train in ("--lr 2", "") if name == "begun" else ("--lr 2",):
             with pytest.raises(ValueError, match="--lr 1"):
@@ -278,49 +195,47 @@ def test_a_pipe_may_be_translated(tmp_path: Path) -> None:
 WRONG = [
     ("T.en T.de OUT --arch nothing", "--arch nothing"),
     ("text.txt T.de OUT", "--source-lang"),
-    ("folder T.de OUT --source-lang en", "two files or two folders"),
     ("T.de T.de OUT", "both de"),
     ("T.en T.de OUT --target-lang ../de", "--target-lang ../de"),
     ("few.en few.de OUT", "after cleaning"),
-    ("blank.en blank.de OUT", "after cleaning"),
-    ("no.en T.de OUT", "no.en"),
-    ("nothing OUT", "nothing does not exist"),
-    ("short.en T.de OUT", "short.en has 299 lines"),
-    ("T.en T.de OUT --test T.en few.de", "train.en has 300 lines"),
+    ("nothing OUT", "nothing"),
+    ("T.en T.de OUT --test T.en few.de", "train.en"),
     ("latin1.en T.de OUT", "UTF-8"),
-    ("T.en T.de OUT --test empty.en empty.de", "--test"),
     ("T.en T.de OUT --valid empty.en empty.de", "--valid"),
     ("T.en T.de OUT --test folder/en folder/de", "folder/en"),
     ("T.en T.de OUT --translate no.en", "--translate: no.en"),
-    ("T.en T.de OUT --translate folder", "not a file"),
+    ("T.en T.de OUT --translate folder", "--translate: folder"),
     ("T.en T.de OUT --translate a.gz", "a.gz"),
-    ("T.en T.de OUT --translate T.en", "no trained model"),
+    ("T.en T.de OUT --translate T.en", "--translate"),
+    ("T.en T.de half --translate T.en", "half/convs2s_iwslt_de_en/checkpoint_best.pt"),
     ("T.en T.de OUT '--train=--max-epoch \"3'", "--train --max-epoch"),
     ("T.en T.de OUT '--train=--max-epoch x'", "--max-epoch"),
     ("T.en T.de OUT '--train=--lr [1'", "--train: "),
+    ("T.en T.de OUT '--train=--user-dir missing'", "--train: --user-dir"),
     ("T.en T.de OUT '--train=--arch fconv'", "--arch"),
     ("T.en T.de OUT '--train=--no-save'", "--no-save"),
-    ("T.en T.de .", "train.en already exists"),
-    ("T.en T.de left", "convs2s_iwslt_de_en already exists"),
-    ("T.en T.de old", "old is an incomplete folder"),
+    *((f"T.en T.de '{name}'", name) for name in ("a,b", "a:b", "a\\b", "x${oc.env:HOME}")),
+    ("T.en T.de .", "train.en"),
+    ("T.en T.de left", "left/convs2s_iwslt_de_en"),
+    ("T.en T.de old", "old"),
 ]
 
 
 def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    contents = {"few.en": "x\n", "few.de": "x\n", "text.txt": "x\n", "short.en": "x\n" * 299}
+    contents = {"few.en": "x\n", "few.de": "x\n", "text.txt": "x\n"}
     for language in ("en", "de"):
         (tmp_path / "folder" / language / "old").mkdir(parents=True)
-        contents |= {f"empty.{language}": "", f"blank.{language}": "\n" * 40}
+        contents[f"empty.{language}"] = ""
         contents[f"train.{language}"] = (texts / f"train.{language}").read_text()
     for name, content in contents.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "latin1.en").write_bytes(b"gr\xfc\xdfe\n" * 300)
     (tmp_path / "a.gz").write_bytes(gzip.compress(b"x\n"))
-    (tmp_path / "left" / "convs2s_iwslt_de_en").mkdir(parents=True)
-    (tmp_path / "old").mkdir()
+    for folder in ("left/convs2s_iwslt_de_en", "half/convs2s_iwslt_de_en", "old"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "half" / "convs2s_iwslt_de_en" / "checkpoint_best.pt").touch()
     (tmp_path / "old" / "settings").write_text("Corpus(source='en', target='de')\n")
     monkeypatch.chdir(tmp_path)
     for words, name in WRONG:
-        with pytest.raises(SystemExit, match=re.escape(name)):
-            cli.main(["own-data", *shlex.split(words.replace("T.", "train."))])
+        assert name in refused("own-data", *shlex.split(words.replace("T.", "train.")))
         assert not Path("OUT", "settings").exists(), words

@@ -9,51 +9,38 @@ import pytest
 
 from fairseq_plugins.cli.own_data.command import texts_of
 from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.own_data.preparation import merges_for, prepare, source_segmenter
+from fairseq_plugins.cli.own_data.preparation import prepare, source_segmenter
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
 
 def described(*words: Path | str) -> tuple[tuple[str, str], list[FilePair]]:
     """Return the languages and the training files of a call with these paths and options."""
-    args = parse(
-        *(word for word in words if isinstance(word, Path)), "out", *(word for word in words if isinstance(word, str))
-    )
+    args = parse(*words, "out")
     files = texts_of(args)["train"]
     languages = languages_of(*files, args.source_lang, args.target_lang)
     return languages, pair_up(*files, languages)
 
 
 def test_folders_are_paired_by_name(texts: Path, tmp_path: Path) -> None:
-    for language in ("en", "de"):
-        (tmp_path / language).mkdir()
-        for name in ("b", "a"):
-            (tmp_path / language / f"{name}.txt").write_text((texts / f"train.{language}").read_text())
-    languages, files = described(tmp_path / "en", tmp_path / "de")
-    assert languages == ("en", "de")
-    assert files == [tuple(tmp_path / language / name for language in languages) for name in ("a.txt", "b.txt")]
-    assert len(list(read_pairs(files, languages))) == 600
-    (tmp_path / "de" / "b.txt").unlink()
-    with pytest.raises(ValueError, match=r"en/b\.txt"):
-        described(tmp_path / "en", tmp_path / "de")
-    with pytest.raises(ValueError, match=r"en and .*a\.txt"):
-        described(tmp_path / "en", tmp_path / "de" / "a.txt", "--target-lang", "de")
-
-
-def test_names_with_dots(texts: Path, tmp_path: Path) -> None:
     """Names may have dots, like news.2013.en and news.2014.en; hidden files are skipped."""
-    names = ["news.2013.{}", "news.2014.{}.gz", "old.de.{}", "talks.{}.txt"]
+    names = ["b.txt", "news.2013.{}", "news.2014.{}.gz", "old.de.{}", "talks.{}.txt"]
     for language in ("en", "de"):
         (tmp_path / language / "old").mkdir(parents=True)
         (tmp_path / language / ".DS_Store").write_bytes(b"\xff")
         content = (texts / f"train.{language}").read_bytes()
-        for name in names:
+        for name in reversed(names):
             path = tmp_path / language / name.format(language)
             path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
     languages, files = described(tmp_path / "en", tmp_path / "de")
-    pairs = [tuple(file.name for file in pair) for pair in files]
-    assert pairs == [tuple(name.format(language) for language in ("en", "de")) for name in names]
-    assert len(list(read_pairs(files, languages))) == 4 * 300
+    assert languages == ("en", "de")
+    assert files == [tuple(tmp_path / side / name.format(side) for side in languages) for name in names]
+    assert len(list(read_pairs(files, languages))) == 5 * 300
+    with pytest.raises(ValueError, match=r"en and .*b\.txt"):
+        described(tmp_path / "en", tmp_path / "de" / "b.txt", "--target-lang", "de")
+    (tmp_path / "de" / "b.txt").unlink()
+    with pytest.raises(ValueError, match=r"en/b\.txt"):
+        described(tmp_path / "en", tmp_path / "de")
     (tmp_path / "en" / "news.2013.en.gz").write_bytes(b"")
     with pytest.raises(ValueError, match=r"news.2013.en and .*news.2013.en.gz"):
         described(tmp_path / "en", tmp_path / "de")
@@ -68,7 +55,7 @@ def test_names_that_end_in_other_letters(texts: Path, tmp_path: Path) -> None:
     assert len(described(tmp_path / "en", tmp_path / "pt", "--target-lang", "pt-BR")[1]) == 1
     for name in ("src_text", "train.de-en", "my_data", "tok_en", "my.txt", "test.sgm", "a.tmx", "po.po"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match="does not end in a language"):
+        with pytest.raises(ValueError, match="--source-lang"):
             described(tmp_path / name, tmp_path / "de")
     file = tmp_path / "pt" / "news.2013.pt-BR"
     assert described(tmp_path / "en" / "news.2013.eng", file)[0] == ("eng", "pt-BR")
@@ -89,7 +76,7 @@ def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
     for source in (tmp_path / name, tmp_path):
         languages, files = described(source, "--source-lang", "en", "--target-lang", "ro")
         assert list(read_pairs(files, languages)) == [("one", "unu")] * 3
-        with pytest.raises(ValueError, match=r"^--source-lang: .* give --source-lang"):
+        with pytest.raises(ValueError, match="--source-lang"):
             described(source)
     (tmp_path / "a.en").write_text("one\n")
     with pytest.raises(ValueError, match="--target-lang"):
@@ -107,18 +94,15 @@ def test_another_text_under_the_same_name(tmp_path: Path) -> None:
     for language, text in (("en", "A dog and {} boats."), ("de", "Ein Hund und {} Boote.")):
         (tmp_path / f"a.{language}").write_text("".join(f"{text.format(n)}\n" for n in range(300)))
     prepared(tmp_path)
-    before = {path: path.stat() for path in (tmp_path / "out").rglob("*")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     moved = tmp_path / "moved"
     moved.mkdir()
     for language in ("en", "de"):
         (tmp_path / f"a.{language}").rename(moved / f"a.{language}")
     prepared(moved)
-    after = {path: path.stat() for path in (tmp_path / "out").rglob("*")}
-    assert {path: stat.st_mtime_ns for path, stat in after.items()} == {
-        path: stat.st_mtime_ns for path, stat in before.items()
-    }, "a project may move"
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "a project may move"
     (moved / "a.de").write_text((moved / "a.de").read_text().replace("Hund", "Bund"))
-    with pytest.raises(ValueError, match=r"out has other text or options"):
+    with pytest.raises(ValueError, match="/out "):
         prepared(moved)
 
 
@@ -133,8 +117,3 @@ def test_moses_tokens(texts: Path, tmp_path: Path) -> None:
         assert " @-@ " in "".join(segmented)
     assert (folder.binary / "dict.en.txt").exists()
     assert folder.decoding_options(tmp_path, tmp_path)[-6:-2] == ["--tokenizer", "moses", "--bpe", "subword_nmt"]
-
-
-def test_settings_that_depend_on_the_size() -> None:
-    sizes = [300, 29_000, 160_000, 4_500_000]
-    assert [merges_for(pairs) for pairs in sizes] == [2000, 6000, 10_000, 40_000]

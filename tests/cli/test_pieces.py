@@ -48,21 +48,14 @@ class Ways(NamedTuple):
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Ways:
     """Train pieces on this project's pages, and on odd words that occur often enough to become pieces."""
     folder = tmp_path_factory.mktemp("pieces")
-    paths = [folder / "pages", folder / "odd"]
-    pages = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))]
-    paths[0].write_text("".join(pages), encoding="utf-8")
-    paths[1].write_text("".join(f"{word} {word} {word}\n" for word in ODD) * 50, encoding="utf-8", newline="\n")
-    preparation.learn_pieces(paths, 800, folder / "model")
+    (folder / "odd").write_text("".join(f"{word} {word} {word}\n" for word in ODD) * 50, encoding="utf-8", newline="\n")
+    preparation.learn_pieces([*sorted((ROOT / "docs").glob("*.md")), folder / "odd"], 800, folder / "model")
     preparation.write_dictionary(folder / "model", folder / "dict.txt")
     dictionary = Dictionary.load(str(folder / "dict.txt"))
     task = Namespace(source_dictionary=dictionary, target_dictionary=dictionary)
-    exported = export(
-        random_model("convs2s_tiny", task, max_source_positions=1024)[1].float(),
-        folder / "exported",
-        dictionary,
-        pieces=folder / "model",
-        longest_source=1024,
-    )
+    _, model = random_model("convs2s_tiny", task, max_source_positions=1024)
+    options = {"pieces": folder / "model", "longest_source": 1024}
+    exported = export(model.float(), folder / "exported", dictionary, **options)
     config = Namespace(
         sentencepiece_model=str(folder / "model"), sentencepiece_enable_sampling=False, sentencepiece_alpha=None
     )

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import re
 import shutil
-from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fairseq.data import Dictionary
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from fairseq.models import ARCH_CONFIG_REGISTRY, BaseFairseqModel
-from fairseq.tasks.language_modeling import LanguageModelingTask
+from fairseq.models import BaseFairseqModel
 from torch import Tensor
 
-from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.plot_attention import attention_by_layer, choose, draw
-from tests.commands import save_model
+from fairseq_plugins.cli.plot_attention import attention_by_layer, draw
+from tests.cli.conftest import refused, tool
 from tests.repairs.payloads import untrained
 from tests.search.searching import fairseq_model
 
@@ -73,40 +68,20 @@ def test_models_of_fairseq(task, decode) -> None:
     found, reported = decode(fairseq_model("transformer_tiny", task))
     assert list(found) == [1, 2]
     torch.testing.assert_close(found[2], reported)
-
-
-def test_an_unknown_model_has_no_attention(task, decode) -> None:
-    found, _ = decode(fairseq_model("lstm", task))
-    assert found == {}
-
-
-def test_layers_are_chosen() -> None:
-    layers = {f"layer {number}": torch.tensor(number) for number in (1, 3, 5)}
-    assert list(choose(layers, [5, 1]).items()) == [("layer 5", 5), ("layer 1", 1)]
-    with pytest.raises(ValueError, match="layer 2, layer 6"):
-        choose(layers, [1, 2, 6])
-
-
-@pytest.mark.parametrize(("layers", "kind"), [(1, "svg"), (5, "png")])
-def test_a_plot_is_drawn(tmp_path: Path, layers: int, kind: str) -> None:
-    """The grid has an empty cell, and some words look like formulas."""
-    pytest.importorskip("matplotlib")
-    output = tmp_path / f"picture.{kind}"
-    attention = {f"layer {number}": torch.rand(2, 3) for number in range(layers)}
-    draw(["$x^$", "b"], ["c", "$", "e"], attention, output)
-    assert output.stat().st_size > 1000
+    assert decode(fairseq_model("lstm", task))[0] == {}, "its attention is unknown"
 
 
 def test_the_plot_of_a_long_sentence_has_a_limited_size(tmp_path: Path) -> None:
-    """Some words have no label, but all other labels stay at their words."""
+    """Some words have no label, but all other labels stay at their words; a word that looks like a formula is drawn."""
     pytest.importorskip("matplotlib")
     words = [f"w{number}" for number in range(400)]
-    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.png")
+    layers = {f"layer {number}": torch.rand(400, 50) for number in range(5)}  # a grid with an empty cell
+    for kind in ("png", "svg"):
+        draw([*words[:-8], "$x^$", *words[-7:]], words[:50], layers, tmp_path / f"long.{kind}")
     header = (tmp_path / "long.png").read_bytes()[16:24]
     assert max(int.from_bytes(header[:4], "big"), int.from_bytes(header[4:], "big")) <= 3000
-    draw(words, words[:50], {"layer 1": torch.rand(400, 50)}, tmp_path / "long.svg")
     written = re.findall(r"<!-- (w\d+|source|translation) -->", (tmp_path / "long.svg").read_text())
-    assert {"w0", "w4", "w8", "source", "translation"} <= set(written)
+    assert {"w0", "w8", "w16", "source", "translation"} <= set(written)
     assert "w1" not in written
 
 
@@ -115,36 +90,21 @@ def test_words_that_the_model_does_not_know(data: Path, tmp_path: Path, capsys: 
     pytest.importorskip("matplotlib")
     shutil.copytree(data, tmp_path / "bin")
     torch.save(untrained(data), tmp_path / "model.pt")
-    plot = ["plot-attention", str(tmp_path / "bin"), "--path", str(tmp_path / "model.pt")]
-    plot += ["--output", str(tmp_path / "picture.svg"), "--input"]
-    cli.main([*plot, "w1 dog w2 cat"])
+    plot = ["plot-attention", tmp_path / "bin", "--path", tmp_path / "model.pt"]
+    plot += ["--output", tmp_path / "picture.svg", "--input"]
+    tool(*plot, "w1 dog w2 cat", "--layers", 1)
     assert "dog cat" in capsys.readouterr().err
+    assert "--layers: layer 99" in refused(*plot, "w1", "--layers", 1, 99)
     (tmp_path / "code").write_text("#version: 0.2\n1 2</w>\n")
-    cli.main([*plot, "w1"])
+    tool(*plot, "w1")
     assert capsys.readouterr().out.startswith("w1 </s>\n")
     for path in (tmp_path / "bin").glob("dict.*.txt"):
         path.write_text(path.read_text().replace("w2 ", "w2@@ "))
-    cli.main([*plot, "w1"])
-    assert ": w@@ 1; " in capsys.readouterr().err
-    for other in (b"one word\nor three of them\n", b"\x80", b"#version: 0.3\n1 2</w>\n"):
-        (tmp_path / "code").write_bytes(other)
-        cli.main([*plot, "w1"])
-        printed = capsys.readouterr()
-        assert printed.out.startswith("w1 </s>\n")
-        assert f"{tmp_path}/code " in printed.err
-        with pytest.raises(SystemExit, match=f"{tmp_path}/code "):
-            cli.main([*plot, "w1", "--bpe-codes", str(tmp_path / "code")])
-        capsys.readouterr()
-
-
-def test_a_language_model_is_refused(data: Path, tmp_path: Path) -> None:
-    words = Dictionary.load(shutil.copy(next(data.glob("dict.*.txt")), str(tmp_path / "dict.txt")))
-    args = Namespace(arch="transformer_lm", task="language_modeling", criterion="cross_entropy", data=str(tmp_path))
-    vars(args).update(decoder_embed_dim=8, decoder_ffn_embed_dim=8, decoder_layers=1, tokens_per_sample=16)
-    ARCH_CONFIG_REGISTRY[args.arch](args)
-    cfg = convert_namespace_to_omegaconf(args)
-    path = save_model(LanguageModelingTask(cfg.task, words).build_model(cfg.model), args, tmp_path / "lm.pt")
-    with pytest.raises(SystemExit, match=r"lm\.pt: .*TransformerLanguageModel"):
-        cli.main(
-            ["plot-attention", str(tmp_path), "--path", str(path), "--input", "w1", "--output", str(tmp_path / "a.png")]
-        )
+    tool(*plot, "w1")
+    assert "w@@ 1" in capsys.readouterr().err
+    (tmp_path / "code").write_bytes(b"one word\nor three of them\n")
+    tool(*plot, "w1")
+    printed = capsys.readouterr()
+    assert printed.out.startswith("w1 </s>\n")
+    assert f"{tmp_path}/code " in printed.err
+    assert f"{tmp_path}/code " in refused(*plot, "w1", "--bpe-codes", tmp_path / "code")

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
 import torch
 
-from fairseq_plugins.cli import main as cli
 from fairseq_plugins.cli import plot_branches
 from fairseq_plugins.cli.plot_loss import Point, read_curve
+from tests.cli.conftest import refused, tool
 
 
 def log(path: Path, *lines: tuple[str, dict], hydra: bool = False) -> Path:
@@ -64,27 +63,13 @@ def test_points(tmp_path: Path, lines: list[tuple[str, dict]], points: list[Poin
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == points
 
 
-def test_validations_without_training_losses(tmp_path: Path) -> None:
-    assert math.isnan(read_curve(log(tmp_path / "log", valid(8, 6)))[0].training)
-
-
-@pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":', "x"])
-def test_a_long_line_of_incomplete_records_takes_little_time(tmp_path: Path, half: str) -> None:
-    """The time grows linearly with the line's length."""
-    line, began = f"{half * 60_000}}}", time.process_time()
-    broken = log(tmp_path / "log", valid(100, 4))
-    broken.write_text(f"{broken.read_text()}{line}\n")
-    assert read_curve(broken)[0].validation == 4
-    assert time.process_time() - began < 1
-
-
 def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     one = log(tmp_path / "one", valid(100, 6), inner(5), valid(200, 5), valid(300, 5.5))
     two = log(tmp_path / "two", inner(9), valid(100, math.nan), valid(200, 4))
     output = tmp_path / "picture.svg"
     name = r"_a, $\frac$"  # matplotlib would read this as a formula
-    cli.main(["plot-loss", str(one), "--run", name, str(one), str(two), "--output", str(output)])
+    tool("plot-loss", one, "--run", name, one, two, "--output", output)
     assert "<!-- a, " in output.read_text(encoding="utf-8")
     best = f"{one}: 5.000 at update 200\n{name}: 5.000 at update 200, 4.000 at update 200\n{output}\n"
     assert capsys.readouterr().out == best
@@ -93,16 +78,14 @@ def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_logs_that_cannot_be_drawn_are_named(tmp_path: Path) -> None:
     one, two, empty = log(tmp_path / "one", valid(1, 6)), log(tmp_path / "two", valid(2, 6)), log(tmp_path / "empty")
     for arguments, name in (
-        ([], "no log"),
+        ([], "LOG"),
         (["--run", "name"], "--run name"),
-        ([tmp_path], str(tmp_path)),
         ([log(tmp_path / "diverged", valid(1, math.nan), valid(2, math.inf))], "diverged"),
         ([empty], "empty"),
         (["--run", "name", one, two], "name"),
         (["--run", "name", one, "--run", "name", two], "--run name"),
     ):
-        with pytest.raises(SystemExit, match=name):
-            cli.main(["plot-loss", *map(str, arguments), "--output", str(tmp_path / "x.png")])
+        assert name in refused("plot-loss", *arguments, "--output", tmp_path / "x.png")
 
 
 def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,32 +93,25 @@ def test_a_folder_with_a_training_without_validation(tmp_path: Path, capsys: pyt
     for name in ("new", "old"):
         (tmp_path / name).mkdir()
     young = log(tmp_path / "new" / "train.log", inner(9))
-    with pytest.raises(SystemExit, match="no validation yet"):
-        cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    assert str(tmp_path) in refused("plot-loss", tmp_path, "--output", tmp_path / "x.png")
     old = log(tmp_path / "old" / "train.log", inner(9), valid(100, 6))
     with old.open("a") as file:
         file.write('{"epoch": 1, "upd{"epoch": 1}\n{"epoch": 1, "valid_loss": "5"}\n')
-        file.write('{"epoch": 1, "valid_loss": null, "valid_num_updates": "200"}\n')
         file.write('{"epoch": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-        file.write('{"epoch": ' + "1" * 5000 + "}\n")
-        for loss, updates in (("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ("1", "1" + "0" * 400), ('"x"', "{}")):
+        for loss, updates in (("null", "2"), ("[1]", "1"), ("1", "1e999"), ("1", "NaN"), ('"x"', "{}")):
             file.write(f'{{"epoch": 1, "valid_loss": {loss}, "valid_num_updates": {updates}}}\n')
-    capsys.readouterr()
-    cli.main(["plot-loss", str(tmp_path), "--output", str(tmp_path / "x.png")])
+    tool("plot-loss", tmp_path, "--output", tmp_path / "x.png")
     printed = capsys.readouterr()
     assert printed.out.startswith(f"{old}: 6.000 at update 100\n")
     assert str(young) in printed.err
 
 
-@pytest.mark.parametrize("loss", [1.79e308, -1.79e308, math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("loss", [1.79e308, -math.inf, math.nan])
 def test_losses_out_of_range_are_not_drawn(loss, tmp_path, capsys) -> None:
     """Losses out of range may occur in validation or training, in one curve or in a mean."""
-    one = log(
-        tmp_path / "one", inner(4), valid(1, 3), inner(loss), inner(loss, 2), valid(2, loss), inner(4), valid(3, 5)
-    )
+    one = log(tmp_path / "one", inner(4), valid(1, 3), inner(loss), valid(2, loss), inner(4), valid(3, 5))
     two = log(tmp_path / "two", inner(4), valid(1, loss), inner(3), valid(2, 2), valid(3, -loss))
-    words = ["plot-loss", str(one), "--run", "mean", str(one), str(two)]
-    cli.main([*words, "--output", str(tmp_path / "x.png")])
+    tool("plot-loss", one, "--run", "mean", one, two, "--output", tmp_path / "x.png")
     assert "mean: 3.000 at update 1, 2.000 at update 2\n" in capsys.readouterr().out
 
 
@@ -161,7 +137,7 @@ def test_checkpoints_are_sorted_by_update(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_two_trainings_are_refused(tmp_path: Path) -> None:
-    """The best checkpoint may equal the last one."""
+    """The best checkpoint may equal the last one; logits are plotted as weights."""
     first, copy = save(tmp_path, 2), tmp_path / "copy.pt"
     copy.write_bytes(first.read_bytes())
     assert plot_branches.read([first, copy], None)[0] == [2]
@@ -169,11 +145,8 @@ def test_checkpoints_of_two_trainings_are_refused(tmp_path: Path) -> None:
     other = save(tmp_path / "other", 2, "softmax")
     with pytest.raises(ValueError, match="other/"):
         plot_branches.read([first, other], None)
-
-
-def test_logits_are_plotted_as_weights(tmp_path: Path) -> None:
-    _, vectors = plot_branches.read([save(tmp_path, 2, "softmax")], "encoder.1")
-    torch.testing.assert_close(vectors["encoder", 1, "alpha"][0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
+    alpha = plot_branches.read([other], "encoder.1")[1]["encoder", 1, "alpha"]
+    torch.testing.assert_close(alpha[0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
 def test_a_plot_is_written(tmp_path: Path) -> None:
@@ -181,28 +154,15 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
     save(tmp_path, 2)
     save(tmp_path, 7)
     output = tmp_path / "picture.png"
-    cli.main(["plot-branches", str(tmp_path), "--output", str(output)])
+    tool("plot-branches", tmp_path, "--output", output)
     assert output.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(SystemExit, match=r"--layer decoder\.7"):
-        cli.main(["plot-branches", str(tmp_path), "--layer", "decoder.7", "--output", str(output)])
+    assert "--layer decoder.7" in refused("plot-branches", tmp_path, "--layer", "decoder.7", "--output", output)
 
 
-def test_the_legend_has_all_branches(tmp_path: Path) -> None:
-    """The decoder may have more branches than the encoder."""
-    pytest.importorskip("matplotlib")
-    sides = {"encoder": torch.ones(2, 2), "decoder": torch.ones(2, 5)}
-    vectors = {plot_branches.Vector(side, 0, "kappa"): values for side, values in sides.items()}
-    plot_branches.draw([1, 2], vectors, tmp_path / "picture.svg")
-    assert "<!-- branch 5 -->" in (tmp_path / "picture.svg").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    "value", [torch.tensor([0.5, float("nan")]), torch.tensor(1.0), torch.ones(0), torch.ones(2, 2)]
-)
+@pytest.mark.parametrize("value", [torch.tensor([0.5, float("nan")]), torch.ones(0), torch.ones(2, 2)])
 def test_malformed_weights_are_named(value: torch.Tensor, tmp_path: Path) -> None:
     path = save(tmp_path, 2)
     state = torch.load(path, weights_only=False)
     state["model"]["encoder.layers.1.branches.kappa.weight"] = value
     torch.save(state, path)
-    with pytest.raises(SystemExit, match=r"checkpoint_1_2\.pt: encoder\.layers\.1"):
-        cli.main(["plot-branches", str(path), "--output", str(tmp_path / "x.png")])
+    assert "checkpoint_1_2.pt: encoder" in refused("plot-branches", path, "--output", tmp_path / "x.png")
