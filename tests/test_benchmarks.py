@@ -83,7 +83,7 @@ def test_figures_computes_ratios_of_rounds() -> None:
 
 def test_figures_knows_which_code_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Changed code makes the table old; changed pages and tables do not."""
-    places = ("fairseq_plugins/code.py", "README.md", "examples/benchmarks/figures/table.txt")
+    places = ("fairseq_plugins/code.py", "examples/benchmarks/log.md", "examples/benchmarks/figures/table.txt")
     code, page, table = (tmp_path / place for place in places)
     monkeypatch.setitem(FIGURES["check"].__globals__, "ROOT", tmp_path)
     monkeypatch.setitem(FIGURES["check"].__globals__, "PAGES", table)

@@ -29,13 +29,8 @@ WORDS = 40
 def message(q: Any, **more: Any) -> bytes:
     """Return a request to translate."""
     body = json.dumps({"q": q, "source": "en", "target": "de", **more}).encode()
-    return (
-        b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n" + length(body) + b"\r\n\r\n" + body
-    )
-
-
-def length(body: bytes) -> bytes:
-    return b"Content-Length: %d" % len(body)
+    head = b"POST /translate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+    return head % len(body) + body
 
 
 async def answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
