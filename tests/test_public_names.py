@@ -1,4 +1,4 @@
-"""Options of the plugin are frozen, so that changes are deliberate."""
+"""Names of options and architectures are frozen, so that changes are deliberate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 
 import pytest
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.optim.adam import FairseqAdamConfig
 from fairseq.tasks.translation import TranslationConfig
 
@@ -21,6 +22,9 @@ from fairseq_plugins.weighted_transformer.config import (
     WeightedTransformerConfig,
 )
 from tests.commands import ROOT
+from tests.common.test_presets import build
+
+FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
 
 
 def options(config: type) -> set[str]:
@@ -55,6 +59,16 @@ INHERITED = {SimplexAdamConfig: FairseqAdamConfig, TranslationFastConfig: Transl
 def test_options(config: type) -> None:
     inherited = options(INHERITED[config]) if config in INHERITED else set()
     assert options(config) - inherited == {f"--{name}" for name in OPTIONS[config].split()}
+
+
+def test_numbers_of_parameters() -> None:
+    """The pages of the families give the numbers of parameters of all architectures, in millions."""
+    tables = "".join((ROOT / "docs" / f"{family}.md").read_text(encoding="utf-8") for family in FAMILIES)
+    found = {name: int(millions) for name, millions in re.findall(r"^\| `(\w+)`.* \| (\d+) M \|", tables, re.MULTILINE)}
+    assert set(found) == {name for name in ARCH_MODEL_REGISTRY if name.startswith(FAMILIES)} - set(FAMILIES)
+    for name, millions in found.items():
+        count = sum(parameter.numel() for parameter in build(name, 10_000).parameters())
+        assert round(count / 1e6) == millions, name
 
 
 def test_the_page_has_the_defaults_of_sequence_risk() -> None:
