@@ -8,19 +8,18 @@ from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from fairseq import options
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models import MODEL_REGISTRY
 from fairseq.registry import REGISTRIES
 from fairseq.tasks import TASK_REGISTRY
 
 import fairseq_plugins
 from fairseq_plugins.cli import main as cli
 from tests.commands import ROOT
-from tests.common.test_presets import build
 
 fairseq_plugins.install()
 
@@ -152,86 +151,54 @@ def test_the_picture_of_speed_is_drawn_from_cells_of_its_page() -> None:
         assert 0 < float(cells["one sentence, seconds"]) < float(cells["seconds"]) < 10
 
 
-def cells(page: Path, row: str) -> list[list[str]]:
-    """Yield the cells of each table that has this row, without text in brackets."""
-    lines = page.read_text(encoding="utf-8").split("\n")
-    return [
-        [cell.partition("(")[0].strip() for cell in line.split("|")[2:]]
-        for line in lines
-        if line.startswith(f"| {row} |")
-    ]
-
-
 SPEED, FRONT, EXAMPLES = ROOT / "docs" / "performance.md", ROOT / "README.md", ROOT / "examples" / "README.md"
-FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
-FCONV = "`convs2s` versus fconv as shipped"
-TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer` in float32"
+FIGURES = runpy.run_path(str(ROOT / "examples" / "benchmarks" / "figures.py"))
 
 
-# The columns of the page's tables of ratios: runs and precisions, and beam sizes and precisions.
-GENERATION = [
-    ("16 sentences", "float32"),
-    ("16 sentences", "bfloat16"),
-    ("16 sentences", "int8"),
-    ("one sentence", "float32"),
-    ("one sentence", "int8"),
-]
+def cells(begin: str) -> list[str]:
+    """Return the cells of the first row of the page of speed with this beginning, without text in brackets."""
+    line = next(line for line in SPEED.read_text(encoding="utf-8").splitlines() if line.startswith(f"| {begin}"))
+    return [cell.partition("(")[0].strip() for cell in line.split("|")[2:]]
+
+
+# The columns of the page's tables of ratios: runs and precisions, beam sizes and precisions, and precisions.
+GENERATION = [(run, kind) for run in ("16 sentences", "one sentence") for kind in ("float32", "bfloat16", "int8")]
+GENERATION.remove(("one sentence", "bfloat16"))
 COMMANDS = [(1, "float32"), (1, "int8"), (5, "float32"), (5, "int8")]
+TRAINING = [None, None, ("", "float32"), None, ("", "bfloat16")]
 
-
-def in_generation(theirs: str, ours: str) -> list[str]:
-    """Return the names that figures.py gives to the ratios of a row of the table of generation."""
-    return [f"{run}: {ours}, translation_fast, {kind}, versus {theirs.format(kind)}" for run, kind in GENERATION]
-
-
-def in_commands(run: str, theirs: str, ours: str) -> list[str]:
-    """Return the names that figures.py gives to the ratios of a row of the table of whole commands."""
-    return [
-        f"{run}: weighted_transformer_small, {ours}, {kind}, beam {beam}, versus {theirs.format(kind)}, beam {beam}"
-        for beam, kind in COMMANDS
-    ]
-
-
-def in_training(model: str) -> list[str | None]:
-    """Return the names that figures.py gives to the ratios of a row of the table of training, None for other cells."""
-    float32, bfloat16 = (f"an update: {model}, {kind}, versus {model}, fairseq" for kind in ("float32", "bfloat16"))
-    return [None, None, float32, None, bfloat16]
-
-
-MEASURED: dict[str, Sequence[str | None]] = {
-    FCONV: in_generation("fconv, as shipped", "convs2s"),
-    "`convs2s` versus fconv with cached weights": in_generation("fconv, weights cached", "convs2s"),
-    "`convs2s` versus CTranslate2, same precision": in_generation("CTranslate2, {}", "convs2s"),
-    "`weighted_transformer_small` versus CTranslate2, same precision": in_generation(
-        "CTranslate2, {}", "weighted_transformer_small"
+FCONV = "`convs2s` versus fconv as shipped"
+CTRANSLATE2 = "`convs2s` versus CTranslate2"
+TRANSFORMER = "`weighted_transformer_small` versus fairseq's `transformer`"
+SMALL = "weighted_transformer_small"
+EXPORTED = f"{SMALL}, exported, {{1}}, beam {{0}}, versus CTranslate2, {{1}}, beam {{0}}"
+WHOLE = "whole commands: {}, translation_fast, {{1}}, beam {{0}}, versus {}, beam {{0}}"
+TRAINED = ["`fconv_iwslt_de_en` and", "`fconv_wmt_en_ro` (20+20", "`transformer` (6+6", "`lstm` (bidirectional"]
+# For rows of the page, given by their beginnings, the names that figures.py gives to the ratios, and the columns.
+MEASURED: list[tuple[str, str, Sequence[tuple[object, str] | None]]] = [
+    (FCONV, "{0}: convs2s, translation_fast, {1}, versus fconv, as shipped", GENERATION),
+    ("`convs2s` versus fconv with", "{0}: convs2s, translation_fast, {1}, versus fconv, weights cached", GENERATION),
+    (CTRANSLATE2, "{0}: convs2s, translation_fast, {1}, versus CTranslate2, {1}", GENERATION),
+    (f"`{SMALL}` versus CTr", f"{{0}}: {SMALL}, translation_fast, {{1}}, versus CTranslate2, {{1}}", GENERATION),
+    (TRANSFORMER, f"{{0}}: {SMALL}, translation_fast, {{1}}, versus transformer", GENERATION),
+    ("`convs2s`, `translation_fast`, versus", WHOLE.format("convs2s", "fconv"), COMMANDS),
+    (f"`{SMALL}`, `translation_fast`, versus", WHOLE.format(SMALL, "transformer"), COMMANDS),
+    (f"`{SMALL}`, exported", f"exported: {EXPORTED}", COMMANDS),
+    ("the same, one thread", f"exported, one thread: {EXPORTED}", COMMANDS),
+    *(
+        (begin, f"an update: {model}, {{1}}, versus {model}, fairseq", TRAINING)
+        for begin, model in zip(TRAINED, FIGURES["TRAINED"], strict=True)
     ),
-    TRANSFORMER: in_generation("transformer", "weighted_transformer_small"),
-    "`weighted_transformer_small`, `translation_fast`, versus fairseq's `transformer`": in_commands(
-        "whole commands", "transformer", "translation_fast"
-    ),
-    "`weighted_transformer_small`, exported, versus CTranslate2": in_commands(
-        "exported", "CTranslate2, {}", "exported"
-    ),
-    "the same, one thread": in_commands("exported, one thread", "CTranslate2, {}", "exported"),
-    "`fconv_iwslt_de_en` and `convs2s` of the same sizes": in_training("fconv_iwslt_de_en"),
-    "`fconv_wmt_en_ro` (20+20 layers of 512) and `convs2s`": in_training("fconv_wmt_en_ro (20+20 layers of 512)"),
-    "`transformer` (6+6 layers of 512/2048) and `weighted_transformer_small`": in_training(
-        "transformer (6+6 layers of 512/2048)"
-    ),
-    "`lstm` (bidirectional, 512 units) and `conv_encoder_bilstm`": in_training(
-        "lstm (bidirectional, 512 units) and conv_encoder_bilstm"
-    ),
-}
+]
 
 
-@pytest.mark.parametrize("row", MEASURED)
-def test_the_page_of_speed_has_the_ratios_that_make_figures_measured(row: str) -> None:
-    figures = runpy.run_path(str(ROOT / "examples" / "benchmarks" / "figures.py"))
-    found = figures["read_ratios"](figures["PAGES"].read_text(encoding="utf-8"))
-    for name, cell in zip(MEASURED[row], cells(SPEED, row)[0], strict=False):
-        if name and cell:
+@pytest.mark.parametrize(("begin", "name", "columns"), MEASURED, ids=[begin for begin, *_ in MEASURED])
+def test_the_page_of_speed_has_the_ratios_that_make_figures_measured(begin: str, name: str, columns: Any) -> None:
+    found = FIGURES["read_ratios"](FIGURES["PAGES"].read_text(encoding="utf-8"))
+    for column, cell in zip(columns, cells(begin), strict=False):
+        if column and cell:
             shown = cell.removesuffix(" ×")
-            assert f"{found[name]:.{len(shown.partition('.')[2])}f}" == shown, name
+            assert f"{found[name.format(*column)]:.{len(shown.partition('.')[2])}f}" == shown, column
 
 
 @pytest.mark.parametrize(
@@ -239,13 +206,13 @@ def test_the_page_of_speed_has_the_ratios_that_make_figures_measured(row: str) -
     [
         (FRONT, "16 sentences, beam 5 | fairseq's fconv | {0} | {2} |", FCONV),
         (FRONT, "beam 5 | fairseq's `transformer` | {0} | {2} |", TRANSFORMER),
-        (FRONT, "CTranslate2's Transformer | {0} | {2} |", "`convs2s` versus CTranslate2, same precision"),
+        (FRONT, "CTranslate2's Transformer | {0} | {2} |", CTRANSLATE2),
         (EXAMPLES, "16 sentences {0} as fast as fconv, and one sentence {3} as fast;", FCONV),
         (EXAMPLES, "16 sentences {0} as fast as fairseq's Transformer, and one sentence {3} as fast |", TRANSFORMER),
     ],
 )
 def test_pages_have_the_ratios_of_the_page_of_speed(page: Path, text: str, row: str) -> None:
-    assert text.format(*cells(SPEED, row)[0]) in page.read_text(encoding="utf-8")
+    assert text.format(*cells(row)) in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -265,16 +232,6 @@ def test_pages_agree_on_a_figure(figure: str, pages: str) -> None:
 
 def test_the_citation_has_the_version() -> None:
     assert f"version: {fairseq_plugins.__version__}\n" in (ROOT / "CITATION.cff").read_text(encoding="utf-8")
-
-
-def test_numbers_of_parameters() -> None:
-    """The pages of the families give the numbers of parameters of all architectures, in millions."""
-    tables = "".join((ROOT / "docs" / f"{family}.md").read_text(encoding="utf-8") for family in FAMILIES)
-    found = {name: int(millions) for name, millions in re.findall(r"^\| `(\w+)`.* \| (\d+) M \|", tables, re.MULTILINE)}
-    assert set(found) == {name for name in ARCH_MODEL_REGISTRY if name.startswith(FAMILIES)} - set(FAMILIES)
-    for name, millions in found.items():
-        count = sum(parameter.numel() for parameter in build(name, 10_000).parameters())
-        assert round(count / 1e6) == millions, name
 
 
 def test_the_list_of_repairs_is_that_of_their_docstrings() -> None:

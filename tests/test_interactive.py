@@ -57,6 +57,11 @@ def command(data: Path, path: Path, *options: object) -> list[object]:
     return ["interactive", data, "--user-dir", USER_DIR, "--path", path, "--max-len-b", 6, *options]
 
 
+def cut_lines(log: str) -> list[tuple[str, str, str]]:
+    """Return the line, its number of tokens, and the number of translated tokens of each warning."""
+    return re.findall(r"line (\d+) has (\d+) tokens\D*(\d+)", log)
+
+
 @pytest.mark.parametrize("replace", [[], ["--replace-unk", "--unkpen", -20]], ids=["", "replace"])
 @pytest.mark.parametrize(
     "architecture", [ARCHITECTURES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in ARCHITECTURES[1:])]
@@ -72,7 +77,7 @@ def test_every_line_has_its_translation(data, checkpoint, tmp_path, architecture
     start = len(ODD)
     assert {texts[number] for number in range(start, start + len(SAME))} == {texts[start]}
     assert texts[2] == texts[3]
-    assert re.findall(r"line (\d+) has (\d+) tokens: only the first (\d+)", found + log) == [("3", "10001", "63")]
+    assert cut_lines(found + log) == [("3", "10001", "63")]
     if replace:
         assert set(texts[4].split()) <= {"never", "seen"}
         assert set(texts[8].split()) <= {"w1", "Name", "w3"}
@@ -95,7 +100,7 @@ def test_a_batch_may_be_shorter_than_the_model(data: Path, checkpoint) -> None:
     assert "w5" in found[0][0][1].split()
     assert "w6" in found[2][0][1].split()
     assert "w4" in found[1][0][1].split()
-    assert "line 2 has 31 tokens: only the first 19 are translated" in result.stdout + result.stderr
+    assert cut_lines(result.stdout + result.stderr) == [("2", "31", "19")]
 
 
 @pytest.mark.parametrize(
@@ -112,8 +117,7 @@ def test_a_blank_line_stays_blank(data: Path, checkpoint, task: str, options: li
     options = ["--task", task, "--buffer-size", 4, "--batch-size", 4, *options]
     text = "\nw1 w2\n \t\u00a0\n"
     found = hypotheses(run(*command(data, checkpoint(ARCHITECTURES[0]), *options), stdin=text).stdout)
-    blank = [(0.0, "")] * len(found[1])
-    assert [found[number] == blank for number in range(3)] == [True, False, True]
+    assert found[0] == found[2] == [(0.0, "")] * len(found[1]) != found[1]
 
 
 def test_a_blank_line_stays_blank_from_python(data: Path, checkpoint, caplog) -> None:
@@ -136,4 +140,4 @@ def test_every_line_is_read(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
     (tmp_path / "lines").write_bytes(b"\xef\xbb\xbfa\rb\n\n\xff c\n\xff")
     read = read_every_line(None, str(tmp_path / "lines"), 2)
     assert list(read) == [["a\rb", ""], ["\ufffd c", "\ufffd"]]
-    assert [message.split(":")[0] for message in caplog.messages] == ["line 3 is not UTF-8"]
+    assert [re.findall(r"line \d+", message) for message in caplog.messages] == [["line 3"]]

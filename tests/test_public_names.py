@@ -1,4 +1,4 @@
-"""Names that users type are frozen, so that changes are deliberate."""
+"""Names of options and architectures are frozen, so that changes are deliberate."""
 
 from __future__ import annotations
 
@@ -6,15 +6,11 @@ import re
 from argparse import ArgumentParser
 
 import pytest
-from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.models import ARCH_MODEL_NAME_REGISTRY
-from fairseq.optim import OPTIMIZER_DATACLASS_REGISTRY
-from fairseq.optim.lr_scheduler import LR_SCHEDULER_DATACLASS_REGISTRY
-from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY
+from fairseq.optim.adam import FairseqAdamConfig
 from fairseq.tasks.translation import TranslationConfig
 
-from fairseq_plugins.cli import main as cli
 from fairseq_plugins.common.anneal_after_plateau import AnnealAfterPlateauConfig
 from fairseq_plugins.conv_encoder.config import ConvEncoderConfig
 from fairseq_plugins.convs2s.config import ConvS2SConfig
@@ -26,27 +22,15 @@ from fairseq_plugins.weighted_transformer.config import (
     WeightedTransformerConfig,
 )
 from tests.commands import ROOT
+from tests.common.test_presets import build
+
+FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
 
 
-def options(config: type) -> list[str]:
+def options(config: type) -> set[str]:
     parser = ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, config())
-    actions = parser._actions
-    assert all(action.help for action in actions), "every option explains itself"
-    return sorted(action.option_strings[0] for action in actions if action.option_strings)
-
-
-@pytest.mark.parametrize(
-    ("family", "architectures"),
-    [
-        ("convs2s", "analysis gigaword iwslt_de_en tiny wmt_en_de wmt_en_fr wmt_en_ro"),
-        ("conv_encoder", "bilstm iwslt_de_en pooling tiny wmt_en_de wmt_en_fr wmt_en_ro"),
-        ("weighted_transformer", "2layer 4layer 8layer iwslt_de_en large small tiny"),
-    ],
-)
-def test_architectures(family: str, architectures: str) -> None:
-    names = [family, *(f"{family}_{name}" for name in architectures.split())]
-    assert sorted(name for name, model in ARCH_MODEL_NAME_REGISTRY.items() if model == family) == names
+    return {*parser._option_string_actions}
 
 
 OPTIONS = {
@@ -62,46 +46,34 @@ OPTIONS = {
         init-range no-encoder-positional-embeddings no-residual pooling-width single-stack""",
     AnnealAfterPlateauConfig: "lr-shrink",
     WeightedInverseSqrtConfig: "branch-lr-scale branch-warmup-updates lr-scale warmup-updates",
+    SimplexAdamConfig: "freeze-branch-weights-after",
+    SequenceRiskConfig: """label-smoothing risk-alpha risk-candidates risk-cost risk-hypotheses risk-reference
+        risk-sampling risk-scale""",
+    TranslationFastConfig: """attention-offset candidates candidates-per-word compile-steps cpu-dtype
+        frequent-candidates word-penalty""",
 }
+INHERITED = {SimplexAdamConfig: FairseqAdamConfig, TranslationFastConfig: TranslationConfig}
 
 
 @pytest.mark.parametrize("config", OPTIONS)
 def test_options(config: type) -> None:
-    assert options(config) == [f"--{name}" for name in OPTIONS[config].split()]
+    inherited = options(INHERITED[config]) if config in INHERITED else set()
+    assert options(config) - inherited == {f"--{name}" for name in OPTIONS[config].split()}
 
 
-def test_training() -> None:
-    assert LR_SCHEDULER_DATACLASS_REGISTRY["anneal_after_plateau"] is AnnealAfterPlateauConfig
-    assert LR_SCHEDULER_DATACLASS_REGISTRY["weighted_inverse_sqrt"] is WeightedInverseSqrtConfig
-    assert OPTIMIZER_DATACLASS_REGISTRY["simplex_adam"] is SimplexAdamConfig
-    assert "--freeze-branch-weights-after" in options(SimplexAdamConfig)
-    assert "weighted_label_smoothed_cross_entropy" in CRITERION_DATACLASS_REGISTRY
+def test_numbers_of_parameters() -> None:
+    """The pages of the families give the numbers of parameters of all architectures, in millions."""
+    tables = "".join((ROOT / "docs" / f"{family}.md").read_text(encoding="utf-8") for family in FAMILIES)
+    found = {name: int(millions) for name, millions in re.findall(r"^\| `(\w+)`.* \| (\d+) M \|", tables, re.MULTILINE)}
+    assert set(found) == {name for name in ARCH_MODEL_REGISTRY if name.startswith(FAMILIES)} - set(FAMILIES)
+    for name, millions in found.items():
+        count = sum(parameter.numel() for parameter in build(name, 10_000).parameters())
+        assert round(count / 1e6) == millions, name
 
 
-def test_sequence_risk() -> None:
-    assert CRITERION_DATACLASS_REGISTRY["sequence_risk"] is SequenceRiskConfig
-    names = ["alpha", "cost", "hypotheses", "reference", "sampling", "scale"]
-    former = ["candidates"]
-    assert options(SequenceRiskConfig) == ["--label-smoothing", *sorted(f"--risk-{name}" for name in names + former)]
+def test_the_page_has_the_defaults_of_sequence_risk() -> None:
     page = (ROOT / "docs" / "whole_sentences.md").read_text(encoding="utf-8")
     told = dict(re.findall(r"^\|[^|]*\| `--risk-(\w+) (\S+)` \|", page, flags=re.MULTILINE))
-    told |= {"reference": "False", "sampling": "False"}  # the defaults of flags
-    assert {name: f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") for name in names} == told
-
-
-def test_vocabulary_selection() -> None:
-    assert TASK_DATACLASS_REGISTRY["translation_fast"] is TranslationFastConfig
-    added = set(options(TranslationFastConfig)) - set(options(TranslationConfig))
-    names = ["attention-offset", "candidates", "candidates-per-word", "compile-steps", "cpu-dtype"]
-    names += ["frequent-candidates", "word-penalty"]
-    assert added == {f"--{name}" for name in names}
-    assert "vocab_selection_cross_entropy" in CRITERION_DATACLASS_REGISTRY
-
-
-def test_tools(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["--help"])
-    shown = capsys.readouterr().out
-    tools = ["user-dir", "import-fconv", "own-data", "export", "serve", "average", "lexicon", "plot-attention"]
-    tools += ["plot-branches", "plot-loss", "score", "tune-length"]
-    assert re.findall(r"^    ([a-z-]+)", shown, flags=re.MULTILINE) == tools
+    assert told.keys() == {"alpha", "cost", "hypotheses", "scale"}
+    for name, value in told.items():
+        assert f"{getattr(SequenceRiskConfig, f'risk_{name}')}".removesuffix(".0") == value

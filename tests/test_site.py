@@ -38,7 +38,5 @@ def test_all_pages_are_there(site: Path) -> None:
     assert [page for page in pages if f'"{page.with_suffix("")}"' not in index] == []
 
 
-def test_the_reference_has_the_docstrings(site: Path) -> None:
-    text = (site / "docs" / "api.html").read_text("utf-8")
-    assert 'id="fairseq_plugins.convs2s.layers.GatedConvolution"' in text
-    assert "If the convolution is causal, an output depends on its own position" in text
+def test_the_reference_has_the_classes(site: Path) -> None:
+    assert 'id="fairseq_plugins.convs2s.layers.GatedConvolution"' in (site / "docs" / "api.html").read_text("utf-8")

@@ -45,7 +45,7 @@ def test_a_wrong_file_is_refused_and_not_continued(server: Server, tmp_path: Pat
     with pytest.raises(OSError, match="404"):
         download(url(server, "nothing"), tmp_path / "nothing")
     nobody = "http://127.0.0.1:1/file.bin"
-    with pytest.raises(OSError, match=f"{nobody} to .*refused"):
+    with pytest.raises(OSError, match=nobody):
         download(nobody, tmp_path / "nothing")
 
 
@@ -73,11 +73,14 @@ def test_concurrent_downloads_of_a_file_are_refused(
 @pytest.mark.parametrize("made", [os.mkfifo, Path.mkdir])
 def test_a_pipe_or_folder_at_the_path_of_a_download_is_named(server: Server, tmp_path: Path, made: Any) -> None:
     """The error comes at once, because reading a pipe would block."""
-    made(tmp_path / "file.bin")
-    with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
-        download(url(server), tmp_path / "file.bin", SHA256)
+    path = tmp_path / "file.bin"
+    made(path)
     files = text("file.{}", ("bin", "gz"))[0]
-    for read in (lambda: fetch(files, tmp_path, files), lambda: fingerprints(files, tmp_path)):
-        with pytest.raises(ValueError, match=r"file\.bin is not a regular file"):
-            read()
+    for function, *words in (
+        (download, url(server), path),
+        (fetch, files, tmp_path, files),
+        (fingerprints, files, tmp_path),
+    ):
+        with pytest.raises(ValueError, match=r"file\.bin"):
+            function(*words)
     assert not server.asked

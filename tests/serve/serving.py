@@ -66,10 +66,13 @@ class Server:
 
 
 @contextmanager
-def serving(log: Path, *words: object, **environment: str) -> Iterator[Server]:
-    """Run ``fairseq-plugins serve`` on a free port; it must stop on SIGTERM, without tracebacks in its messages."""
-    command = [sys.executable, "-W", "ignore", "-c", MAIN, "serve", *map(str, words), "--port", "0"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **environment}
+def serving(log: Path, *words: object, before: str = "") -> Iterator[Server]:
+    """Run ``fairseq-plugins serve`` on a free port; it must stop on SIGTERM, without tracebacks in its messages.
+
+    The code ``before`` may change limits of the server.
+    """
+    command = [sys.executable, "-W", "ignore", "-c", before + MAIN, "serve", *map(str, words), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with (
         log.open("w") as errors,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment) as process,

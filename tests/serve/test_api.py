@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 import signal
-import subprocess
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,19 +55,8 @@ def test_a_client_of_libretranslate(server: Server, translator: Translator) -> N
     assert client.translate(LINES[1], "en", "de") == translator.translate(LINES[1:2])[0]
     assert client.translate(LINES[1], "auto", "de") == translator.translate(LINES[1:2])[0]
     assert client.detect("w1") == [{"confidence": 0.0, "language": "en"}]
-    with pytest.raises(HTTPError) as error:
+    with pytest.raises(HTTPError, match="400"):
         client.translate("w1", "en", "fr")
-    assert (error.value.code, json.loads(error.value.read())) == (400, {"error": "fr is not supported"})
-
-
-@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
-def test_curl(server: Server, translator: Translator, tmp_path: Path) -> None:
-    (tmp_path / "text").write_text("w1 w2\n")
-    for words in (["-d", "q=w1 w2&source=en&target=de"], ["-F", "q=w1 w2", "-F", "source=en", "-F", "target=de"]):
-        shown = subprocess.run(
-            ["curl", "-s", f"{server.url}/translate", *words], capture_output=True, check=True
-        ).stdout
-        assert json.loads(shown) == {"translatedText": translator.translate(["w1 w2"])[0]}
 
 
 def test_texts_of_several_sentences(server: Server, translator: Translator) -> None:
@@ -105,30 +93,23 @@ GOOD = {"q": "w1", "source": "en", "target": "de"}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "named"),
     [
-        ({"q": ""}, "missing q parameter"),
-        ({"q": None}, "missing q parameter"),
-        ({"q": []}, "q parameter"),
-        ({"q": ["w1", 2]}, "q parameter"),
-        ({"q": {"a": 1}}, "q parameter"),
-        ({"source": ""}, "missing source parameter"),
+        *(({"q": value}, "q parameter") for value in ("", None, [], ["w1", 2], {"a": 1})),
         ({"source": ["en"]}, "source parameter"),
-        ({"target": None}, "missing target parameter"),
-        ({"source": "xx"}, "xx is not supported"),
-        ({"target": "auto"}, "auto is not supported"),
-        ({"source": "de", "target": "en"}, r"English \(en\) is not available as a target language from German \(de\)"),
-        ({"source": "auto", "target": "en"}, r"^English \(en\) is not available as a target language$"),
-        ({"format": "html"}, "html format is not supported"),
-        ({"alternatives": "many"}, "alternatives parameter is not a number"),
-        ({"alternatives": 5}, "alternatives parameter must be <= 4"),
-        ({"alternatives": float("inf")}, "alternatives parameter is not a number"),
+        ({"target": None}, "target parameter"),
+        ({"source": "xx"}, "xx"),
+        ({"target": "auto"}, "auto"),
+        ({"source": "de", "target": "en"}, "(de)"),
+        ({"source": "auto", "target": "en"}, "(en)"),
+        ({"format": "html"}, "html"),
+        *(({"alternatives": value}, "alternatives parameter") for value in ("many", 5, float("inf"))),
     ],
 )
-def test_wrong_parameters(server: Server, change: dict[str, Any], message: str) -> None:
+def test_wrong_parameters(server: Server, change: dict[str, Any], named: str) -> None:
     status, answer, _ = server.ask("/translate", {**GOOD, **change})
     assert (status, answer.keys()) == (400, {"error"})
-    assert re.search(message, answer["error"])
+    assert named in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -142,20 +123,20 @@ def test_bodies_that_cannot_be_read(server: Server, kind: str, body: bytes) -> N
     assert (status, answer.keys()) == (400, {"error"})
 
 
-def test_other_errors(server: Server) -> None:
-    assert server.ask("/translate")[:2] == (404, {"error": "Not Found"})
-    assert server.ask("/nope")[:2] == (404, {"error": "Not Found"})
-    assert server.ask("/download_file/nope")[0] == 404
-    assert server.ask("/download_file/..%2f..%2fetc%2fpasswd")[0] == 404
+def test_pages_that_do_not_exist(server: Server) -> None:
+    for path in ("/translate", "/nope", "/download_file/nope", "/download_file/..%2f..%2fetc%2fpasswd"):
+        status, answer, _ = server.ask(path)
+        assert (status, answer.keys()) == (404, {"error"})
 
 
 def test_settings(server: Server) -> None:
-    """A request may have as many alternatives and characters as the settings say, but not more."""
+    """A request may have as many alternatives and characters as the settings say, and 2000 texts, but not more."""
     limits = server.ask("/frontend/settings")[1]
     for more, expected in ((0, 200), (1, 400)):
         assert server.ask("/translate", {**GOOD, "alternatives": limits["alternativesLimit"] + more})[0] == expected
-    assert server.ask("/translate", {**GOOD, "q": " " * limits["charLimit"]})[0] == 200
-    assert server.ask("/translate", {**GOOD, "q": " " * (limits["charLimit"] + 1)})[0] == 413
+    longest = " " * limits["charLimit"]
+    for q, expected in ((longest, 200), (longest + " ", 413), ([""] * 2000, 200), (["", " "] * 1001, 413)):
+        assert server.ask("/translate", {**GOOD, "q": q})[0] == expected
 
 
 def test_limits(folder: Path, tmp_path: Path) -> None:
@@ -184,14 +165,10 @@ def test_limits(folder: Path, tmp_path: Path) -> None:
         assert server.ask("/translate", GOOD)[0] == 200
 
 
-def test_texts_without_words_are_limited(server: Server) -> None:
-    assert server.ask("/translate", {**GOOD, "q": [""] * 2000})[0] == 200
-    assert server.ask("/translate", {**GOOD, "q": ["", " "] * 1001})[0] == 413
-
-
 def test_only_utf8_in_forms(server: Server) -> None:
     """Other codecs of Python, such as punycode, may take minutes."""
-    form = multipart(q="w1", source="en", target="de")
+    form = multipart(**GOOD)
+    assert server.ask("/translate", **form)[1] == server.ask("/translate", GOOD)[1]
     for charset, expected in (("UTF-8", 200), ("utf8", 200), ("latin-1", 400), ("punycode", 400)):
         headers = {"content-type": f"{form['headers']['content-type']}; charset={charset}"}
         assert server.ask("/translate", form["body"], headers=headers)[0] == expected
@@ -201,11 +178,11 @@ def test_four_files_at_a_time(folder: Path, tmp_path: Path) -> None:
     content = "\n".join(f"w{number % 40} w{number // 40 % 40} w1" for number in range(1600)).encode()
     with serving(tmp_path / "log", folder) as server:
         for progress in ("", "1"):
-            form = multipart(file=("a.txt", content), source="en", target="de", progress=progress)
+            form = multipart(file=("a.txt", content), progress=progress, **GOOD)
             with ThreadPoolExecutor(12) as pool:
                 statuses = [*pool.map(lambda _, form=form: server.ask("/translate_file", **form)[0], range(12))]
             assert Counter(statuses) == {200: 4, 429: 8}
-        assert server.ask("/translate_file", **multipart(file=("a.txt", b"w1"), source="en", target="de"))[0] == 200
+        assert server.ask("/translate_file", **form)[0] == 200
 
 
 def test_the_server_stops_if_a_queue_ends(capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,7 +214,7 @@ def test_key(folder: Path, tmp_path: Path) -> None:
         assert server.ask("/frontend/settings")[1]["keyRequired"] is True
         for path in ("/translate", "/detect", "/translate_file"):
             assert server.ask(path, GOOD)[0] == 403
-            assert server.ask(path, {**GOOD, "api_key": "sesame"})[:2] == (403, {"error": "Invalid API key"})
+            assert server.ask(path, {**GOOD, "api_key": "sesame"})[0] == 403
         client = LibreTranslateAPI(server.url, api_key="sesam")
         assert client.translate("w1", "en", "de") == server.translate("w1", api_key="sesam")["translatedText"]
         assert b"sesam" not in Path(f"/proc/{server.process.pid}/cmdline").read_bytes()
@@ -260,8 +237,8 @@ def test_a_text_file(server: Server, translator: Translator) -> None:
     """The text has a byte order mark and line ends of all kinds; a path in the file name has no effect."""
     content = b"\xef\xbb\xbfw1 w2.\r\n\nw3 w4. W5\r\n"
     form = multipart(file=('..\\../x/\u00e4".txt', content), source="auto", target="de")
-    status, answer, _ = server.ask("/translate_file", **form)
-    assert (status, answer["report"]) == (200, "")
+    answer = server.ask("/translate_file", **form)[1]
+    assert answer["report"] == ""
     status, found, headers = server.ask(answer["translatedFileUrl"].removeprefix(server.url))
     one, two, three = translator.translate(["w1 w2.", "w3 w4.", "W5"])
     assert (status, found.decode()) == (200, f"{one}\r\n\n{two} {three}\r\n")
@@ -277,12 +254,9 @@ def test_a_catalogue(server: Server, translator: Translator) -> None:
         catalogue.append(polib.POEntry(msgid=f"w{number % 40} w{number // 40} %s\n"))
     catalogue.append(polib.POEntry(msgid="w1", msgstr="done"))
     form = multipart(file=("a.po", str(catalogue).encode()), source="en", target="de", progress="1")
-    status, lines, _ = server.ask("/translate_file", **form)
-    *steps, last = map(json.loads, lines.splitlines())
-    assert status == 200
-    assert [each["total"] for each in steps] == [200] * len(steps)
-    assert [each["done"] for each in steps] == [0, 128]
-    assert "a.po: entries filled and marked as fuzzy: 200; with wrong placeholders: 200" in last["report"]
+    *steps, last = map(json.loads, server.ask("/translate_file", **form)[1].splitlines())
+    assert steps == [{"done": done, "total": 200} for done in (0, 128)]
+    assert re.findall(r"\d+", last["report"])[:2] == ["200", "200"]  # entries, and entries without placeholders
     filled = polib.pofile(server.ask(last["translatedFileUrl"].removeprefix(server.url))[1].decode())
     assert [entry.msgstr for entry in filled][-2:] == [translator.translate(["w39 w4 %s"])[0] + "\n", "done"]
     assert all(entry.fuzzy for entry in filled[:-1])
@@ -297,15 +271,12 @@ def test_files_that_cannot_be_read(server: Server, name: str, content: bytes) ->
     assert (status, answer.keys()) == (400, {"error"})
     assert name in answer["error"]
     assert "/tmp" not in answer["error"]
-    assert server.ask("/translate_file", **multipart(source="en", target="de"))[0] == 400
 
 
 def test_several_folders(folder: Path, back: Path, tmp_path: Path) -> None:
     with serving(tmp_path / "log", folder, f"de:en={back}") as server:
-        assert (
-            server.translate("w1 w2", source="de", target="en")["translatedText"]
-            == Translator(back, 1).translate(["w1 w2"])[0]
-        )
+        found = server.translate(["w1 w2"], source="de", target="en")["translatedText"]
+        assert found == Translator(back, 1).translate(["w1 w2"])
         assert [each["targets"] for each in server.ask("/languages")[1]] == [["de"], ["en"]]
         assert server.ask("/detect", {"q": "w1"})[0] == 400
         assert server.translate("w1", source="auto", target="en")["detectedLanguage"]["language"] == "de"
@@ -315,17 +286,17 @@ def test_folders_that_cannot_be_served(folder: Path, back: Path, tmp_path: Path)
     own = tmp_path / "own"
     own.mkdir()
     (own / "settings").write_text("{}")
-    for words, message in (
-        ([tmp_path], "is not an exported folder"),
-        ([own], "has no exported folder: .*fairseq-plugins export"),
-        ([back], "does not name its languages: .*en:de="),
-        ([folder, f"en:de={back}"], "both translate en to de"),
-        ([folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000: "),
-        ([folder, "--api-key-file", tmp_path / "nokey"], "--api-key-file .*nokey: .*give a file"),
-        ([folder, "--cors", "example.org"], "--cors example.org: "),
-        ([folder, "--api-key-file", "/dev/null"], "--api-key-file /dev/null: the file is empty"),
+    for words, named in (
+        ([tmp_path], tmp_path),
+        ([own], own),
+        ([back], f"en:de={back}"),
+        ([folder, f"en:de={back}"], "en to de"),
+        ([folder, "--host", "192.0.2.1"], "--host 192.0.2.1 --port 8000"),
+        ([folder, "--api-key-file", tmp_path / "nokey"], "--api-key-file .*nokey"),
+        ([folder, "--api-key-file", "/dev/null"], "--api-key-file /dev/null"),
+        ([folder, "--cors", "example.org"], "--cors example.org"),
     ):
-        with pytest.raises(SystemExit, match=f"serve: error: .*{message}"):
+        with pytest.raises(SystemExit, match=f"serve: error: .*{named}"):
             cli.main(["serve", *map(str, words)])
     shutil.copytree(back, own / "arch.exported")
     with serving(tmp_path / "log", f"cs:de={own}") as server:
@@ -335,9 +306,8 @@ def test_folders_that_cannot_be_served(folder: Path, back: Path, tmp_path: Path)
 def test_openapi(server: Server) -> None:
     """The document names all endpoints and no others, and the fields that they read."""
     document = server.ask("/openapi.json")[1]
-    for path, methods in document["paths"].items():
-        (method,) = methods
-        status, _, _ = server.ask(path, b"" if method == "post" else None, method=method.upper())
+    for path, (method,) in document["paths"].items():
+        status = server.ask(path, b"" if method == "post" else None, method=method.upper())[0]
         assert status == (400 if method == "post" else 404 if "{" in path else 200)
     source = ROOT / "fairseq_plugins" / "cli" / "serve" / "app.py"
     routes = re.findall(r'Route\("(/[a-z_/]+[^"]*)", api\.', source.read_text())

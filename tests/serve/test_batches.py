@@ -45,28 +45,28 @@ async def running(recorder: Any, threads: Threads | None = None) -> AsyncIterato
     task.cancel()
 
 
-def answers(recorder: Any, calls: list[tuple[list[str], int]]) -> list[list[dict[str, Any]]]:
-    """Return the answers of concurrent calls with sentences and a number of translations."""
+def answers(recorder: Any, *calls: tuple[list[str], int, bool]) -> list[Any]:
+    """Return the answers and errors of concurrent calls with sentences, a number of translations, and attention."""
 
-    async def ask() -> list[list[dict[str, Any]]]:
+    async def ask() -> list[Any]:
         async with running(recorder) as queue:
-            asked = (queue.translate(sentences, nbest, False) for sentences, nbest in calls)
-            return await asyncio.wait_for(asyncio.gather(*asked), 60)
+            asked = (queue.translate(*call) for call in calls)
+            return await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 60)
 
     return asyncio.run(ask())
 
 
-def test_callers_of_a_batch_get_as_many_translations_as_they_asked_for() -> None:
-    recorder = Recorder()
-    found = answers(recorder, [(["w1 w2"], nbest) for nbest in (1, 4, 2)])
-    assert max(map(len, recorder.batches)) > 1
-    assert [len(each["translations"]) for (each,) in found] == [1, 4, 2]
+def test_callers_of_a_batch_get_the_translations_and_attention_that_they_asked_for() -> None:
+    recorder, wishes = Recorder(), [(1, True), (4, False), (2, True)]
+    found = answers(recorder, *((["w1 w2"], *wish) for wish in wishes))
+    assert len(recorder.batches) == 1
+    assert [(len(told["translations"]), "attention" in told["translations"][0]) for (told,) in found] == wishes
 
 
 def test_the_padded_size_of_batches_is_limited() -> None:
     """Only a sentence alone may be longer; each batch ends with its longest sentence."""
     recorder, lengths = Recorder(), [3, 50, 1, 9, 12, 7, 2, 20, 5, 1, 1, 4, 30, 6, 2, 11]
-    answers(recorder, [(["w " * length], 1) for length in lengths])
+    answers(recorder, *((["w " * length], 1, False) for length in lengths))
     sizes = [[len(words) for words in batch] for batch in recorder.batches]
     assert sorted(size for batch in sizes for size in batch) == sorted(lengths)
     assert all(batch == sorted(batch) for batch in sizes)
@@ -100,63 +100,42 @@ def test_a_lone_caller_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(after[1:]) < 0.1
 
 
-def test_waits_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Idle threads wait together, and a model without a sentence to translate holds no thread."""
+def test_idle_threads_wait_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "PATIENCE", 0.2)
 
-    async def ask() -> tuple[float, float]:
-        long, threads = "w " * 30, Threads(4)
-        async with running(Recorder(), threads) as queue:
+    async def ask() -> float:
+        async with running(Recorder(), Threads(4)) as queue:
             await queue.translate(["w"] * 200, 1, False)
-            together = await seconds(*(queue.translate([long], 1, False) for _ in range(4)))
+            return await seconds(*(queue.translate(["w " * 30], 1, False) for _ in range(4)))
+
+    assert asyncio.run(ask()) < 0.3
+
+
+def test_other_models_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a model has no sentences, or waits for a caller that may return, another model uses the thread."""
+    monkeypatch.setattr(batches, "PATIENCE", 0.2)
+
+    async def ask() -> list[float]:
         threads = Threads(1)
         async with running(Recorder(), threads) as first, running(Recorder(), threads) as second:
-            await first.translate(["w"], 1, False)
-            return together, await seconds(second.translate(["w"], 1, False))
+            await asyncio.gather(*(first.translate(["w"], 1, False) for _ in range(9)))
+            took = [await seconds(second.translate(["w"], 1, False))]
+            waiting = asyncio.ensure_future(first.translate(["w"], 1, False))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            took.append(await seconds(second.translate(["w"], 1, False)))
+            await waiting
+        return took
 
-    together, other = asyncio.run(ask())
-    assert together < 0.3
-    assert other < 0.1
-
-
-def test_only_callers_that_ask_get_attention() -> None:
-    async def ask(recorder: Any) -> list[bool]:
-        async with running(recorder) as queue:
-            found = await asyncio.gather(*(queue.translate(["w"], 1, attention) for attention in (True, False)))
-        assert len(recorder.batches) == 1
-        return ["attention" in each["translations"][0] for (each,) in found]
-
-    assert asyncio.run(ask(Recorder())) == [True, False]
+    assert max(asyncio.run(ask())) < 0.1
 
 
 def test_attention_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a few long texts could fill the memory."""
     monkeypatch.setattr(batches, "ATTENTION", 7)
-
-    async def ask(recorder: Any) -> list[dict[str, Any]]:
-        async with running(recorder) as queue:
-            return await queue.translate(["w"] * 3, 2, True)
-
-    found = [["attention" in each for each in told["translations"]] for told in asyncio.run(ask(Recorder()))]
-    assert found == [[True, True], [True, False], [False, False]]
-
-
-def test_other_models_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a model waits for a caller that may return, another model uses the thread."""
-    monkeypatch.setattr(batches, "PATIENCE", 0.2)
-
-    async def ask() -> float:
-        threads = Threads(1)
-        async with running(Recorder(), threads) as first, running(Recorder(), threads) as second:
-            await asyncio.gather(*(first.translate(["w"], 1, False) for _ in range(9)))
-            waiting = asyncio.ensure_future(first.translate(["w"], 1, False))
-            await asyncio.sleep(0.05)
-            assert not waiting.done()
-            took = await seconds(second.translate(["w"], 1, False))
-            await waiting
-        return took
-
-    assert asyncio.run(ask()) < 0.1
+    (found,) = answers(Recorder(), (["w"] * 3, 2, True))
+    with_attention = [["attention" in each for each in told["translations"]] for told in found]
+    assert with_attention == [[True, True], [True, False], [False, False]]
 
 
 def test_an_error_of_one_sentence_does_not_reach_other_callers() -> None:
@@ -166,12 +145,7 @@ def test_an_error_of_one_sentence_does_not_reach_other_callers() -> None:
                 raise MemoryError("too much")
             return super().batch(sources, options)
 
-    async def ask(recorder: Any) -> list[Any]:
-        async with running(recorder) as queue:
-            calls = (queue.translate([text], 1, False) for text in ("good", "bad", "good"))
-            return await asyncio.gather(*calls, return_exceptions=True)
-
-    first, second, third = asyncio.run(ask(Failing()))
+    first, second, third = answers(Failing(), *(([text], 1, False) for text in ("good", "bad", "good")))
     assert first[0]["words"] == third[0]["words"] == ["good"]
     assert isinstance(second, MemoryError)
 

@@ -87,13 +87,14 @@ def test_typing(page: Any, translator: Translator) -> None:
 
 def test_stale_answers_are_dropped(page: Any, translator: Translator) -> None:
     """An answer that arrives after newer text was typed is ignored."""
-    page.route("**/translate", lambda route: (page.wait_for_timeout(400), route.continue_()))
+    late = []
+    page.route("**/translate", lambda route: route.continue_() if late else late.append(route))
     page.fill("#source", "w1 w2 w3 w4")
     page.wait_for_timeout(350)
-    page.fill("#source", "w9")
-    page.wait_for_timeout(1500)
+    translate(page, "w9")
+    late[0].continue_()
+    page.wait_for_timeout(300)
     shows(page, "#target", translator.translate(["w9"])[0])
-    page.unroute("**/translate")
 
 
 def test_n_best_and_attention_by_keyboard(page: Any, translator: Translator) -> None:
@@ -105,7 +106,9 @@ def test_n_best_and_attention_by_keyboard(page: Any, translator: Translator) -> 
     assert page.locator("#nbest span").all_inner_texts() == [each["text"] for each in told["translations"]]
     scores = [float(text) for text in page.locator("#nbest output").all_inner_texts()]
     assert scores == pytest.approx([each["score"] for each in told["translations"]], abs=0.006)
-    assert page.inner_text("#notes").split("\n") == ["The model does not know: foo, %s", "Lost placeholders: %s"]
+    unknown, lost = page.inner_text("#notes").split("\n")
+    assert "foo, %s" in unknown
+    assert "%s" in lost
     page.locator("#map summary").focus()
     page.keyboard.press("Enter")
     page.wait_for_selector("#heat td")
@@ -139,14 +142,14 @@ def test_a_file_is_dropped(page: Any, translator: Translator, name: str, text: s
         assert found == f"{one}\n\n{two}\n"
     else:
         assert f'#, fuzzy\nmsgid "w1 %s"\nmsgstr "{translator.translate(["w1 %s"])[0]}"' in found
-        assert "marked as fuzzy: 1" in page.inner_text("#report")
+        assert "fuzzy: 1" in page.inner_text("#report")
 
 
 def test_errors_are_shown(page: Any) -> None:
     translate(page, "w1")
     page.fill("#source", "w1 " * 40_000)
     page.wait_for_selector("#error:not([hidden])")
-    assert "exceeds text limit" in page.inner_text("#error")
+    assert "120000" in page.inner_text("#error")
     page.evaluate(DROP, ["a.png", "\0"])
     shows(page, "#error", re.compile(r"a\.png"))
     translate(page, "w1")
