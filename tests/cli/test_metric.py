@@ -79,9 +79,8 @@ def test_validation_by_chrf(pairs: list[object], tmp_path: Path) -> None:
 
     # A resumed training keeps its metric.
     printed = own(*pairs, out, "--arch", "convs2s_tiny", "--train", f"{wishes} 5").stderr
-    last = float(validations(out)[-1]["valid_chrf"])
-    compared = "the best so far" if last > max(scores) else f"the best is {max(scores):.2f}"
-    assert told(printed, "chrF") == [f"chrF {last:.2f}, {compared}"]
+    assert len(told(printed, "chrF")) == 1
+    assert float(validations(out)[-1]["valid_best_chrf"]) >= max(scores)
 
     # Other folders can use the model, which needs no file of validation.
     assert "--metric" not in find_base(out, None).wishes

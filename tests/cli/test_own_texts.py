@@ -1,4 +1,4 @@
-"""Texts for ``own-data``: pairing of files and folders, and settings that depend on the text's size."""
+"""Texts for ``own-data``: pairing of files and folders, languages in their names, and segmentation."""
 
 from __future__ import annotations
 

@@ -207,8 +207,8 @@ class Training:
     def updates(self, done: int) -> None:
         self.log("train_inner", done, {"update": done / 10, "loss": "9", "num_updates": str(done)})
 
-    def validation(self, done: int, loss: float) -> None:
-        self.log("valid", done, {"valid_loss": str(loss), "valid_num_updates": str(done)})
+    def validation(self, done: int, loss: float, **more: str) -> None:
+        self.log("valid", done, {"valid_loss": str(loss), "valid_num_updates": str(done), **more})
 
 
 def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,8 +220,8 @@ def test_a_training_that_ends_by_patience(monkeypatch: pytest.MonkeyPatch, capsy
         training.validation(10 * epoch, loss)
     left = re.findall(r"; about (.*) left", capsys.readouterr().err)
     assert left == ["2 min", "2 min", "80 s", "60 s", "60 s", "40 s"]
-    training.validation(100, 7.25)
-    assert re.search(r"epoch 10, update 100: .* 7\.250, .* 7\.000; about 20 s left\n$", capsys.readouterr().err)
+    training.validation(100, 7.25, valid_best_loss="6.5")  # before the training was resumed
+    assert re.search(r"epoch 10, update 100: .* 7\.250, .* 6\.500; about 20 s left\n$", capsys.readouterr().err)
 
 
 def test_long_epochs_are_not_silent(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

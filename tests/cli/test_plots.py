@@ -155,7 +155,7 @@ def test_a_plot_is_written(tmp_path: Path) -> None:
     save(tmp_path, 7)
     output = tmp_path / "picture.png"
     tool("plot-branches", tmp_path, "--output", output)
-    assert output.read_bytes().startswith(b"\x89PNG")
+    assert output.stat().st_size > 1000
     assert "--layer decoder.7" in refused("plot-branches", tmp_path, "--layer", "decoder.7", "--output", output)
 
 

@@ -61,7 +61,9 @@ def test_the_table_and_the_best(toy: Path, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_penalty_of_words(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The long hypothesis has three words more, and its log-probability is lower by ln 2."""
+    """The long hypothesis has four words, three more than the short one, and its log-probability is lower by ln 2."""
+    _, long = read_generated([toy])[0].hypotheses
+    assert long.score(1, word_penalty=0.5) == pytest.approx((-3 * math.log(2) + 0.5 * 4) / 5)
     tune(toy, "--alphas", 0, "--word-penalties", 0.5, 0.3, math.log(2) / 3 + 1e-6, math.log(2) / 3 - 1e-6, -1)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[2] for line in lines[1:-1]] == ["100.00", "100.00", "100.00", "0.00", "0.00"]
