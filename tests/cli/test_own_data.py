@@ -59,6 +59,22 @@ def commands(printed: str) -> list[list[str]]:
     return [shlex.split(line[2:]) for line in printed.splitlines() if line.startswith("$ ")]
 
 
+def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path) -> None:
+    """own-data prints commands, progress, scores and samples; fairseq's output goes to the log."""
+    out, printed = trained
+    names = ["preprocess", "train", "validate", "validate", "generate", "plugins", "interactive", "plugins"]
+    assert [words[0] for words in commands(printed)] == [f"fairseq-{name}" for name in names]
+    assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["1", "2"]
+    assert f"{out}/convs2s_tiny/train.log" in printed
+    assert re.search(r"^BLEU \d+\.\d, chrF \d+\.\d \(sacreBLEU ", printed, flags=re.MULTILINE)
+    samples = re.findall(r"^  source       (.*)\n  reference    (.*)\n  translation  .", printed, flags=re.MULTILINE)
+    lines = [(texts / f"test.{language}").read_text().splitlines() for language in ("en", "de")]
+    assert samples == [(source, target) for source, target in zip(*lines, strict=True) if len(source) < 99][:3]
+    for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
+        assert chatter not in printed
+    assert "ModuleList" in (out / "convs2s_tiny" / "train.log").read_text()
+
+
 def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:
     """Translations of a file equal those of the printed commands and of the exported folder."""
     out, printed = trained

@@ -120,6 +120,10 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
         f"    fairseq-interactive {made.out}/data-bin --source-lang en --target-lang ja ",
     ):
         assert fact in card
+    log = (made.model / "train.log").read_text()
+    (parameters,) = re.findall(r"num. shared model params: (\S+) ", log)
+    updates = re.findall(r'"valid_num_updates": "(\d+)"', log)[-1]
+    assert f"- Parameters: {parameters}\n- Training: {updates} updates, 2 epochs\n- Validation loss: " in card
     edited = card.replace("Licence of the text: unknown to this program", "Licence of the text: public domain")
     (made.model / "README.md").write_text(edited, encoding="utf-8")
     own(*made.words)
