@@ -15,11 +15,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,10 +59,10 @@ def become(
 ) -> None:
     """Run a program in a process of `FORKED`; files may have at most ``file_size`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    os.dup2(os.open(stdin, os.O_RDONLY), 0)
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
     for descriptor, path in ((1, output), (2, errors)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    os.dup2(os.open(stdin, os.O_RDONLY), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(environment)
@@ -119,11 +120,19 @@ class ForkedCommand:
         self.folder = tempfile.mkdtemp()
         output = Path(self.folder, "output")
         os.mkfifo(output)
-        given = Path(os.devnull if stdin == subprocess.DEVNULL else f"/proc/{os.getpid()}/fd/0")
+        given = Path(os.devnull if stdin == subprocess.DEVNULL else f"/proc/{os.getpid()}/fd/{stdin or 0}")
         arguments = (code, ["-c", *words], output, output, Path.cwd(), env, resource.RLIM_INFINITY, given)
         self.process = FORKED.Process(target=become, args=arguments)
         self.process.start()
+        # Opening the pipe in this mode does not wait for the other end, which may have failed.
+        self.unused = os.open(output, os.O_RDWR)
         self.stdout = output.open(encoding="utf-8")
+        threading.Thread(target=self.close_pipe, daemon=True).start()
+
+    def close_pipe(self) -> None:
+        """Let the reader reach the end of the output after the process has ended."""
+        connection.wait([self.process.sentinel])  # two threads that call `join` would both read the exit status
+        os.close(self.unused)
 
     def __enter__(self) -> ForkedCommand:
         return self

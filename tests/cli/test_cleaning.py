@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean, report
 from fairseq_plugins.cli.own_data.texts import read_pairs
 from fairseq_plugins.cli.parallel_text import Pair
 
@@ -54,6 +54,9 @@ def test_each_rule_removes_and_counts_its_pairs(tmp_path: Path) -> None:
     figures, written = cleaned(tmp_path, iter([*GOOD, *near, *bad]), valid=valid, test=HELD_OUT)
     assert {rule: figures[rule] for rule in RULES} == {rule: len(pairs) for rule, pairs in BAD.items()}
     assert written == {"train": [*GOOD, *near], "valid": [valid[0], valid[2]], "test": HELD_OUT}
+    told = report(figures)
+    assert [rule for rule in RULES if RULES[rule] not in told] == []
+    assert [rule for rule in RULES if f"--keep {rule} " in told] == [rule for rule in RULES if rule in OPTIONAL]
 
 
 @pytest.mark.parametrize("rule", OPTIONAL)
@@ -88,6 +91,7 @@ def test_validation_is_counted_after_cleaning(tmp_path: Path) -> None:
         numbers = [int(source[9:-1]) for source, _ in written["valid"]]
         assert len({b - a for a, b in pairwise(numbers)}) == 1
         assert numbers[0] + good - numbers[-1] < 2 * (numbers[1] - numbers[0]) + 1
+        assert ("is unreliable" in report(figures)) == (good == 290)
 
 
 def test_broken_encodings(tmp_path: Path) -> None:

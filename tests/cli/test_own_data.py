@@ -22,7 +22,7 @@ from fairseq_plugins.cli.own_data import results as own_results
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.cli.conftest import parse, refused, tool
-from tests.commands import hypotheses, run
+from tests.commands import hypotheses, own_user_dir, python, run
 from tests.commands import own_data as own_data_in_forks
 
 fairseq_plugins.install()
@@ -73,6 +73,45 @@ def test_the_output_of_a_training(trained: tuple[Path, str], texts: Path) -> Non
     for chatter in ("\r", "INFO", "ModuleList", "it/s]"):
         assert chatter not in printed
     assert "ModuleList" in (out / "convs2s_tiny" / "train.log").read_text()
+
+
+def test_an_architecture_in_a_user_directory(tmp_path: Path) -> None:
+    """Training and translation use the given user directory, and no other one."""
+    mine, other, broken = own_user_dir(tmp_path), tmp_path / "a_user_dir_of_others", tmp_path / "a_broken_user_dir"
+    for folder, line in ((other, "import fairseq"), (broken, "import no_such_module")):
+        folder.mkdir()
+        (folder / "__init__.py").write_text(line)
+    program = (
+        "import sys; from pathlib import Path; from fairseq_plugins.cli.own_data.training import Training\n"
+        "for user_dir in sys.argv[1:]:\n"
+        "    try: print(Training('convs2s_of_mine', Path('out'), [], Path(user_dir)).model.family)\n"
+        "    except ValueError as error: print(error)"
+    )
+    *refused, accepted = python("-c", program, other, broken, "user_dir", mine).stdout.splitlines()
+    assert accepted == "convs2s"
+    for error, name in zip(refused, ("install()", f"--user-dir {broken} ", "convs2s_of_mine"), strict=True):
+        assert name in error
+
+
+def test_held_out_lines_of_the_validation_part(
+    trained: tuple[Path, str], texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without a test part, own-data scores every tenth line of the text, in its original form."""
+    out, _ = trained
+    (tmp_path / "text").mkdir()
+    for part in ("train", "valid"):
+        for language in ("en", "de"):
+            shutil.copy(out / "text" / f"{part}.{language}", tmp_path / "text")
+    for name in ("data-bin", "subwords.model"):
+        (tmp_path / name).symlink_to(out / name)
+    folder = Folder(tmp_path, ("en", "de"), "sentencepiece")
+    options = folder.decoding_options(out / "convs2s_tiny" / "checkpoint_best.pt", USER_DIR)
+    own_results.score_held_out(folder, tmp_path, options)
+    found = capsys.readouterr().err
+    assert "validation part (held-out lines: 29" in found
+    for name, language in (("source     ", "en"), ("reference  ", "de")):
+        first, _, *others = (texts / f"train.{language}").read_text().splitlines()[9:40:10]
+        assert re.findall(rf"^  {name}  (.*)$", found, flags=re.MULTILINE) == [first, *others]
 
 
 def test_from_two_files_to_translations(trained: tuple[Path, str], texts: Path) -> None:

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from argparse import Namespace
 from contextlib import suppress
 from pathlib import Path
@@ -60,6 +61,15 @@ def test_formats(tmp_path: Path) -> None:
             list(parallel_text.read_text(tmp_path / name, "en"))
 
 
+@pytest.mark.parametrize("line", ["<seg " * 40_000, "<seg>" * 40_000])
+def test_many_beginnings_of_a_sentence_take_little_time(line: str, tmp_path: Path) -> None:
+    path = tmp_path / "test.sgm"
+    path.write_text(f"{line}\n<seg id='1'> a  b </seg> <seg>c</seg>\n<seg\n")
+    began = time.process_time()
+    assert list(parallel_text.read_text(path, "en")) == ["a b"]
+    assert time.process_time() - began < 0.5
+
+
 def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:
     from fairseq.data.encoders.moses_tokenizer import MosesTokenizer, MosesTokenizerConfig  # noqa: PLC0415
 
@@ -67,6 +77,7 @@ def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:
     expected = [MosesTokenizer(MosesTokenizerConfig(source_lang="en")).encode(line) for line in lines]
     assert list(map(parallel_text.moses("en"), lines)) == expected
     assert list(parallel_text.each_line(_english, lines, 2)) == expected
+    assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
 
 
 def test_a_killed_worker_is_an_error() -> None:

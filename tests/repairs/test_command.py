@@ -35,7 +35,9 @@ def output(program: str, settings: dict[str, str], command: bool = True, argumen
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
     code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
-    return forked(code, [argument], ROOT, environment | settings).stdout
+    result = forked(code, [argument], ROOT, environment | settings)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 def pages(command: bool = True, argument: str = "", **settings: str) -> list[int]:
@@ -100,6 +102,13 @@ def test_errors_of_options_are_printed_without_a_traceback(data: Path, option: s
     failed = run("train", *words, *TRAINING, *QUIET, succeeds=False)
     assert failed.returncode == 1
     assert re.fullmatch(rf"fairseq-train: error: {option}[ :].*\n", failed.stderr)
+
+
+def test_the_process_of_a_user_prints_no_traceback(data: Path) -> None:
+    failed = run("generate", data, "--user-dir", USER_DIR, "--path", "x", "--seed", -1, succeeds=False, fork=False)
+    assert failed.returncode == 1
+    assert re.search(r"^generate\.py: error: --seed ", failed.stderr, flags=re.MULTILINE)
+    assert "Traceback" not in failed.stderr
 
 
 def test_a_training_that_diverges_names_the_option(data: Path, tmp_path: Path) -> None:
