@@ -103,7 +103,7 @@ def forked(
 
 
 def started(
-    words: Sequence[str], cwd: Path, environment: Mapping[str, str], given: bytes
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str], given: bytes = b""
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a new process."""
     result = subprocess.run(words, cwd=cwd, input=given, capture_output=True, check=False, env=environment)

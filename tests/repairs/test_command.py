@@ -6,13 +6,14 @@ import os
 import platform
 import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fairseq import options
 
-from tests.commands import QUIET, ROOT, TRAINING, USER_DIR, forked, python, run
+from tests.commands import QUIET, ROOT, TRAINING, USER_DIR, python, run, started
 from tests.conftest import ARCHITECTURES
 
 glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library, whose memory is left alone")
@@ -32,10 +33,11 @@ for megabytes in [64] * 8 + [32] * 7 + [256]:
 
 
 def output(program: str, settings: dict[str, str], command: bool = True, argument: str = "") -> str:
+    """Run a program in a new process: a forked one has another heap, and malloc reads its settings at the start."""
     names = ("MALLOC_", "GLIBC_", "ONEDNN_", "DNNL_", "LRU_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(names)}
-    code = f"import fairseq_plugins; fairseq_plugins.install({command})\n{program}"
-    result = forked(code, [argument], ROOT, environment | settings)
+    code = f"import fairseq_plugins, sys; sys.argv[0] = {argument!r}; fairseq_plugins.install({command})\n{program}"
+    result = started([sys.executable, "-W", "ignore", "-c", code], ROOT, environment | settings)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
