@@ -11,11 +11,9 @@ import random
 import re
 import resource
 import runpy
-import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import warnings
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
@@ -50,8 +48,8 @@ FORKED.set_forkserver_preload([__name__, "fairseq.trainer", "fairseq.tasks", "hy
 def become(
     code: str,
     argv: Sequence[str],
-    output: Path,
-    errors: Path,
+    output: Path | connection.Connection,
+    errors: Path | connection.Connection,
     cwd: Path,
     environment: Mapping[str, str],
     file_size: int = resource.RLIM_INFINITY,
@@ -59,8 +57,9 @@ def become(
 ) -> None:
     """Run a program in a process of `FORKED`; files may have at most ``file_size`` bytes."""
     resource.setrlimit(resource.RLIMIT_FSIZE, (file_size, file_size))
-    for descriptor, path in ((1, output), (2, errors)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+    for descriptor, to in ((1, output), (2, errors)):
+        is_path = isinstance(to, Path)
+        os.dup2(os.open(to, os.O_WRONLY | os.O_CREAT | os.O_APPEND) if is_path else to.fileno(), descriptor)
     os.dup2(os.open(stdin, os.O_RDONLY), 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115  (a descriptor)
     os.chdir(cwd)
@@ -117,22 +116,13 @@ class ForkedCommand:
         code, *words = words[words.index("-c") + 1 :]
         # own-data's trainings end if own-data is not their parent; here the parent is a process of `FORKED`.
         code = f"import os; os.getppid = lambda: {os.getpid()}\n{code}"
-        self.folder = tempfile.mkdtemp()
-        output = Path(self.folder, "output")
-        os.mkfifo(output)
         given = Path(os.devnull if stdin == subprocess.DEVNULL else f"/proc/{os.getpid()}/fd/{stdin or 0}")
+        reader, output = multiprocessing.Pipe(duplex=False)
         arguments = (code, ["-c", *words], output, output, Path.cwd(), env, resource.RLIM_INFINITY, given)
         self.process = FORKED.Process(target=become, args=arguments)
         self.process.start()
-        # Opening the pipe in this mode does not wait for the other end, which may have failed.
-        self.unused = os.open(output, os.O_RDWR)
-        self.stdout = output.open(encoding="utf-8")
-        threading.Thread(target=self.close_pipe, daemon=True).start()
-
-    def close_pipe(self) -> None:
-        """Let the reader reach the end of the output after the process has ended."""
-        connection.wait([self.process.sentinel])  # two threads that call `join` would both read the exit status
-        os.close(self.unused)
+        output.close()
+        self.stdout = open(os.dup(reader.fileno()), encoding="utf-8")  # noqa: PTH123, SIM115  (a descriptor; __exit__ closes it)
 
     def __enter__(self) -> ForkedCommand:
         return self
@@ -141,23 +131,19 @@ class ForkedCommand:
         self.stdout.close()
         self.process.join()
         self.returncode = self.process.exitcode
-        shutil.rmtree(self.folder)
 
 
-def fork_commands_of_own_data(address: str) -> None:
+def fork_commands_of_own_data() -> None:
     """Let own-data, in this process of `FORKED`, start fairseq's commands in further processes of the same server."""
-    forkserver._forkserver._forkserver_address = address
-    forkserver._forkserver.ensure_running = lambda: None
+    forkserver._forkserver.ensure_running = lambda: None  # it would start another server
     from fairseq_plugins.cli import processes  # noqa: PLC0415  (the server must not import the plugin)
 
     processes.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": ForkedCommand})
 
 
-def own_data(*words: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
+def run_own_data(*words: object, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run own-data and its commands in forked processes."""
-    forkserver.ensure_running()
-    address = forkserver._forkserver._forkserver_address
-    code = f"from tests.commands import fork_commands_of_own_data as fork; fork({address!r}); {MAIN}"
+    code = f"from tests.commands import fork_commands_of_own_data as fork; fork(); {MAIN}"
     return python("-c", code, "own-data", *words, stdin=stdin)
 
 

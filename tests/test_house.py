@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands import MAIN, ROOT, hypotheses, own_data, python, run
+from tests.commands import MAIN, ROOT, hypotheses, python, run, run_own_data
 
 PACKAGE = ROOT / "fairseq_plugins"
 TOY = ROOT / "tests" / "toy_family"
@@ -141,7 +141,7 @@ def test_a_fourth_family_is_known_to_own_data(tmp_path: Path) -> None:
         lines = (f"{language} {number} {number % 7} .\n" for number in range(60))
         (tmp_path / f"a.{language}").write_text("".join(lines))
     words = [tmp_path / "a.en", tmp_path / "a.de", tmp_path / "out", "--arch", "toy_wide", "--user-dir", TOY]
-    result = own_data(*words, "--train", "--max-epoch 1")
+    result = run_own_data(*words, "--train", "--max-epoch 1")
     assert result.returncode == 0, result.stderr[-3000:]
     assert "$ fairseq-plugins export" in result.stderr
 

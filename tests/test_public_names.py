@@ -30,6 +30,7 @@ FAMILIES = ("convs2s", "weighted_transformer", "conv_encoder")
 def options(config: type) -> set[str]:
     parser = ArgumentParser(add_help=False)
     gen_parser_from_dataclass(parser, config())
+    assert all(action.help for action in parser._actions), "every option explains itself"
     return {*parser._option_string_actions}
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.convs2s.layers import GatedConvolution
 from tests.commands import ROOT
 from tests.test_documentation import PAGES
 
@@ -38,5 +39,7 @@ def test_all_pages_are_there(site: Path) -> None:
     assert [page for page in pages if f'"{page.with_suffix("")}"' not in index] == []
 
 
-def test_the_reference_has_the_classes(site: Path) -> None:
-    assert 'id="fairseq_plugins.convs2s.layers.GatedConvolution"' in (site / "docs" / "api.html").read_text("utf-8")
+def test_the_reference_has_the_docstrings(site: Path) -> None:
+    text = (site / "docs" / "api.html").read_text("utf-8")
+    assert 'id="fairseq_plugins.convs2s.layers.GatedConvolution"' in text
+    assert GatedConvolution.__doc__.splitlines()[2].strip() in text

@@ -105,6 +105,14 @@ def test_wrong_options(trained: Path, tmp_path: Path, capsys, arguments: list[st
     assert name in error + capsys.readouterr().err
 
 
+@pytest.mark.parametrize("model", [None, {}])
+def test_a_checkpoint_without_an_architecture_is_refused(trained: Path, tmp_path: Path, model: object) -> None:
+    content = torch.load(trained / "checkpoint1.pt")
+    content["cfg"]["model"] = model
+    torch.save(content, tmp_path / "odd.pt")
+    assert "odd.pt" in refused("average", tmp_path / "odd.pt", "--output", tmp_path / "average.pt")
+
+
 def test_code_in_a_checkpoint_is_refused_and_files_are_kept(trained: Path, tmp_path: Path) -> None:
     first, foreign, link = trained / "checkpoint1.pt", tmp_path / "foreign.pt", tmp_path / "link"
     torch.save({"model": print}, foreign)

@@ -54,6 +54,16 @@ def test_a_missing_file_is_named_at_once(name: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_help_and_wrong_names() -> None:
+    """``--help`` lists all commands, and the error for a wrong name has the list."""
+    shown = without_torch("--help").stdout
+    assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
+    wrong = without_torch("scores").stderr
+    assert "'scores'" in wrong
+    assert [name for name in cli.COMMANDS if name not in wrong] == []
+    assert "COMMAND" in without_torch().stderr
+
+
 def test_letters_outside_the_encoding_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     tool = SimpleNamespace(__doc__="", add_arguments=lambda parser: None, run=lambda args: print("a\u0308\xe4"))

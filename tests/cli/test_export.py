@@ -16,6 +16,7 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.tasks.translation_multi_simple_epoch import TranslationMultiSimpleEpochTask
 
+from fairseq_plugins.cli.export import about_subwords
 from tests.cli.conftest import refused, tool
 from tests.commands import MAIN, USER_DIR, full_disk, python, run, save_model
 from tests.conftest import enliven, random_model
@@ -60,6 +61,7 @@ def test_translates_as_fairseq_interactive(data, architecture, tmp_path, capsys)
     assert program in capsys.readouterr().out
     for words in (["--beam", 4, "--max-len-b", 9], ["--beam", 1, "--lenpen", 0.5, "--min-len", 4, "--max-len-b", 7]):
         assert translate(out, *words) == interactive(data, path, *words)
+    assert "pip install numpy onnxruntime\n" in (out / "README.md").read_text()
 
 
 def test_candidates_and_unknown_words(data: Path, tmp_path: Path) -> None:
@@ -112,6 +114,10 @@ def test_units_that_codes_do_not_make_are_reported(word, options, named, data, t
     export(path, tmp_path / "out", "--data", tmp_path, *options, *[tmp_path / "codes"] * len(options))
     printed = capsys.readouterr().err
     assert [option for option in ("--bpe-codes", "--sentencepiece-model") if option in printed] == named
+
+
+def test_pieces_for_a_dictionary_of_words_are_reported() -> None:
+    assert "--sentencepiece-model" in (about_subwords(["a", "b"], has_codes=False, has_pieces=True) or "")
 
 
 def test_both_dictionaries_and_the_languages_suffice(data: Path, tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_validation_by_chrf(pairs: list[object], tmp_path: Path) -> None:
         is_new = best not in scores[:place]
         lines.append(f"chrF {score:.2f}, " + ("the best so far" if is_new else f"the best is {best:.2f}"))
     assert told(printed, "chrF") == lines
+    assert re.search(r"Estimate for this CPU: about \S+ \S+ per epoch \(validation: at most \S+ s\), ", printed)
 
     folder, best = existing(out), out / "convs2s_tiny" / "checkpoint_best.pt"
     search = ["--beam", 1, "--max-len-a", 2, "--max-len-b", 10]

@@ -22,8 +22,7 @@ from fairseq_plugins.cli.own_data import results as own_results
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.user_dir import USER_DIR
 from tests.cli.conftest import parse, refused, tool
-from tests.commands import hypotheses, own_user_dir, python, run
-from tests.commands import own_data as own_data_in_forks
+from tests.commands import hypotheses, own_user_dir, python, run, run_own_data
 
 fairseq_plugins.install()
 
@@ -34,7 +33,7 @@ FOLDER = Folder(Path("out"), ("en", "de"), "sentencepiece")
 
 
 def own(*words: object, stdin: str = "", succeeds: bool = True) -> subprocess.CompletedProcess[str]:
-    result = own_data_in_forks(*words, stdin=stdin)
+    result = run_own_data(*words, stdin=stdin)
     assert (result.returncode == 0) == succeeds, result.stderr[-4000:]
     return result
 

@@ -134,6 +134,7 @@ def test_the_model_card(made: SimpleNamespace, tmp_path: Path) -> None:
     for name, words in (("out", [made.out]), ("best", [best, *options]), ("other", [alone, *options])):
         tool("export", words[0], tmp_path / name, *words[1:])
         readme = (tmp_path / name / "README.md").read_text(encoding="utf-8")
+        assert "pip install numpy onnxruntime sentencepiece\n" in readme
         assert (edited.partition("\n## Commands\n")[0] in readme) == (name != "other")
         assert str(made.out) not in readme
     assert (tmp_path / "out" / "SHA256SUMS").read_text() == (tmp_path / "best" / "SHA256SUMS").read_text()

@@ -9,7 +9,7 @@ import pytest
 
 from fairseq_plugins.cli.own_data.command import texts_of
 from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.own_data.preparation import prepare, source_segmenter
+from fairseq_plugins.cli.own_data.preparation import merges_for, prepare, source_segmenter
 from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
@@ -117,3 +117,7 @@ def test_moses_tokens(texts: Path, tmp_path: Path) -> None:
         assert " @-@ " in "".join(segmented)
     assert (folder.binary / "dict.en.txt").exists()
     assert folder.decoding_options(tmp_path, tmp_path)[-6:-2] == ["--tokenizer", "moses", "--bpe", "subword_nmt"]
+
+
+def test_the_number_of_merges_depends_on_the_size() -> None:
+    assert [merges_for(pairs) for pairs in (300, 29_000, 160_000, 4_500_000)] == [2000, 6000, 10_000, 40_000]

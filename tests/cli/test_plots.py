@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -61,6 +62,16 @@ FIRST, SECOND, END = inner(9, 50), inner(7, 90), valid(100, 6)
 )
 def test_points(tmp_path: Path, lines: list[tuple[str, dict]], points: list[Point], hydra: bool) -> None:
     assert read_curve(log(tmp_path / "log", *lines, hydra=hydra)) == points
+
+
+@pytest.mark.parametrize("half", ['{"epoch": 1, "loss": "2"', '{"epoch":', "x"])
+def test_a_long_line_of_incomplete_records_takes_little_time(tmp_path: Path, half: str) -> None:
+    """The time grows linearly with the line's length."""
+    line, began = f"{half * 60_000}}}", time.process_time()
+    broken = log(tmp_path / "log", valid(100, 4))
+    broken.write_text(f"{broken.read_text()}{line}\n")
+    assert read_curve(broken)[0].validation == 4
+    assert time.process_time() - began < 1
 
 
 def test_a_plot_of_runs_and_seeds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
