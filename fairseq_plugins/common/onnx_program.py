@@ -144,7 +144,9 @@ class Program:
     def rows(self, table: Tensor, numbers: str) -> str:
         """Add a lookup of rows of a matrix, (V, K), by indices of any shape, (...) -> (..., K)."""
         if not self.weights.int8:
-            return self.Gather(table, numbers)
+            # A name of its own lets onnxruntime release the matrix of a product after it has packed a copy.  Of a table
+            # in the weight file, only pages with rows that were looked up are in memory.
+            return self.Gather(self.own(table.detach()), numbers)
         steps, scale = quantise(table)
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
         return self.Mul(found, self.Gather(scale.unsqueeze(1), numbers))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
 import signal
 import sys
@@ -29,7 +30,7 @@ FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", 
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 STRINGS = ("tokenizer", "bpe_separator")  # these values of config.json may be null
 CACHED = 1_000_000  # number of characters after which the cache of subword-nmt is emptied; a character takes 80 bytes
-GROWTH = 16  # minimum number of steps to allocate memory for
+GROWTH = 4  # minimum number of steps to allocate memory for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
     b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
@@ -104,6 +105,12 @@ class Program:
         return dict(zip(names, self.session.run(names, {name: given[name] for name in self.inputs}), strict=True))
 
 
+def new_memory(size: int) -> Array:
+    """Return 4 · ``size`` zeros: unused pages of a mapping take no memory.  Deleting the array returns
+    its memory to the system, which memory from malloc does not."""
+    return np.frombuffer(mmap.mmap(-1, 16 * size), np.float32)
+
+
 class Decoding:
     """The decode-time state of a batch of source words, (B, S).  Keys and values of earlier steps are stored in P slots
     per sentence, (B, h, P, v).  A row attends only to slots of its ancestors, the previous rows that it continues."""
@@ -117,7 +124,8 @@ class Decoding:
             if name.startswith(("state", "keys", "values")):
                 known = {"B": len(source), "before": len(source), "P": GROWTH * beam}
                 sizes = [known.get(size, size) for size in shape]
-                self.state[name] = np.zeros(int(np.prod(sizes)), np.float32).reshape(sizes)
+                size = int(np.prod(sizes))
+                self.state[name] = new_memory(size)[:size].reshape(sizes)
         self.past = [name for name in self.state if name.startswith(("keys", "values"))]
         self.seen: Array = np.zeros((len(source), 1, GROWTH * beam), bool)  # whether a row attends to a slot, (B, k, P)
         self.used = 0  # number of used slots
@@ -164,7 +172,7 @@ class Decoding:
             shape = (*old.shape[:2], self.used + more, old.shape[3])
             memory: Any = old.base
             if (size := int(np.prod(shape))) > memory.size:
-                memory = np.empty(2 * size, np.float32)
+                memory = new_memory(size)
             self.state[name] = memory[:size].reshape(shape)
             # The last sentence is copied first, because old and new slots share memory.
             for new, each, kept in reversed([*zip(self.state[name], old, places, strict=True)]):

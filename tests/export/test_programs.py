@@ -233,6 +233,21 @@ def test_int8_is_faster(build: Callable[..., Any], dictionary: Dictionary, tmp_p
     assert faster(plain, fast, turns=5) > 1.5
 
 
+def test_a_table_and_a_product_name_their_shared_weights_separately(build, dictionary, tmp_path) -> None:
+    """onnxruntime then keeps only its packed copy of the product's weights in memory; the file has one copy."""
+    model = build("weighted_transformer_tiny", share_embeddings="all")
+    folder = export(model, tmp_path / "out", dictionary)
+    graph = pytest.importorskip("onnx").load(folder / "step.onnx", load_external_data=False).graph
+    places = {each.name: [entry.value for entry in each.external_data] for each in graph.initializer}
+    users = {
+        operator: [n for each in graph.node if each.op_type == operator for n in each.input if places.get(n)]
+        for operator in ("Gather", "Gemm")
+    }
+    tables, products = users["Gather"], users["Gemm"]
+    assert not {*tables} & {*products}
+    assert next(places[name] for name in tables) in [places[name] for name in products]
+
+
 def test_replacement_by_the_attended_word(build, architecture, dictionary, tmp_path) -> None:
     """An unknown word is replaced by the most attended source word, or by its entry in the dictionary."""
     model = build(architecture)
