@@ -40,7 +40,7 @@ demo: setup  ## train and score a small model, and draw its attention, in 5 to 1
 	examples/quickstart/run.sh
 
 # Each worker uses one torch thread: the tests' tensors are small, and more threads would compete for cores.  Some tests
-# wait, so three workers are faster than two even on two cores.
+# wait, so three workers share two cores.
 FAST_TESTS = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 3 --dist loadfile \
 	--no-loadscope-reorder -m 'not slow'
 

@@ -58,8 +58,8 @@ def test_help_and_wrong_names() -> None:
     """``--help`` lists all commands, and the error for a wrong name has the list."""
     shown = without_torch("--help").stdout
     assert [name for name in cli.COMMANDS if f"\n    {name}" not in shown] == []
-    wrong = without_torch("scores").stderr
-    assert "'scores'" in wrong
+    wrong = without_torch("unheard-of").stderr
+    assert "'unheard-of'" in wrong
     assert [name for name in cli.COMMANDS if name not in wrong] == []
     assert "COMMAND" in without_torch().stderr
 
