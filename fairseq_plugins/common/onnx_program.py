@@ -144,8 +144,8 @@ class Program:
     def rows(self, table: Tensor, numbers: str) -> str:
         """Add a lookup of rows of a matrix, (V, K), by indices of any shape, (...) -> (..., K)."""
         if not self.weights.int8:
-            # A name of its own lets onnxruntime release the matrix of a product after it has packed a copy.  Of a table
-            # in the weight file, only pages with rows that were looked up are in memory.
+            # A name of its own lets onnxruntime release the matrix of a product after it has packed a copy.  The memory
+            # then has only those pages of a table in the weight file that contain looked-up rows.
             return self.Gather(self.own(table.detach()), numbers)
         steps, scale = quantise(table)
         found = self.Cast(self.Gather(steps, numbers), to=TensorProto.FLOAT)
