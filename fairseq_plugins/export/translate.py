@@ -30,7 +30,7 @@ FILES = {"config.json", "source.onnx", "source.txt", "step.onnx", "target.txt", 
 NUMBERS = ("bos", "pad", "eos", "unk", "source_words", "target_words", "source_positions", "target_positions")
 STRINGS = ("tokenizer", "bpe_separator")  # these values of config.json may be null
 CACHED = 1_000_000  # number of characters after which the cache of subword-nmt is emptied; a character takes 80 bytes
-GROWTH = 4  # minimum number of steps to allocate memory for
+GROWTH = 4  # minimum number of steps to add slots for
 PRODUCT = (  # an ONNX program: c = MatMulInteger(a, b) of unsigned and signed bytes
     b'\x08\x05:>\n\x18\n\x01a\n\x01b\x12\x01c"\rMatMulInteger\x12\x01gZ\t\n\x01a\x12\x04\n\x02\x08\x02Z\t\n\x01b\x12'
     b"\x04\n\x02\x08\x03b\t\n\x01c\x12\x04\n\x02\x08\x06B\x04\n\x00\x10\n"
@@ -106,9 +106,12 @@ class Program:
 
 
 def new_memory(size: int) -> Array:
-    """Return 4 · ``size`` zeros: unused pages of a mapping take no memory.  Deleting the array returns
-    its memory to the system, which memory from malloc does not."""
-    return np.frombuffer(mmap.mmap(-1, 16 * size), np.float32)
+    """Return 4 · ``size`` zeros in a memory mapping.  Pages that were never written take no memory, and the system gets
+    the memory back when the array is deleted; malloc may keep it.  Raises MemoryError if there is not enough memory."""
+    try:
+        return np.frombuffer(mmap.mmap(-1, 16 * size), np.float32)
+    except OSError:  # each system has other words for it
+        raise MemoryError from None
 
 
 class Decoding:

@@ -354,3 +354,15 @@ def test_a_pipe_in_a_folder_does_not_block(folder: Path, tmp_path: Path, name: s
     os.mkfifo(out / name)
     with pytest.raises(ValueError, match=name):
         translate.Translator(out, 1)
+
+
+def test_a_mapping_that_the_system_refuses_is_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systems word this error differently."""
+    assert (translate.new_memory(3) == [0] * 12).all()
+
+    def refuse(*_: object) -> None:
+        raise OSError(12, "Out of memory")
+
+    monkeypatch.setattr(translate.mmap, "mmap", refuse)
+    with pytest.raises(MemoryError):
+        translate.new_memory(3)
