@@ -27,9 +27,9 @@ from tables import FAMILIES, Family
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.figure import new_figure
-from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.plot_loss import read_log
 from fairseq_plugins.cli.processes import fairseq_lines, stoppable
+from fairseq_plugins.common.files import work_in
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # folder of modules that several examples share
 from recorded_settings import refuse_other_settings

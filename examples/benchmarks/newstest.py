@@ -43,9 +43,9 @@ from turns import (
 )
 
 from fairseq_plugins.cli import export
+from fairseq_plugins.cli.arguments import USER_DIR
 from fairseq_plugins.cli.parallel_text import read_text
 from fairseq_plugins.cli.processes import fairseq
-from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.convs2s.fconv import convert
 from fairseq_plugins.cpu.packing import PRECISIONS
 

@@ -22,7 +22,7 @@ from statistics import quantiles
 from time import perf_counter
 from urllib.parse import urlsplit
 
-from fairseq_plugins.cli.serve.documents import split
+from fairseq_plugins.cli.serve.parameters import split
 from fairseq_plugins.export.translate import Translator
 
 

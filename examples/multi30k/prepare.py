@@ -14,8 +14,8 @@ import argparse
 import sys
 from pathlib import Path
 
-from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.parallel_text import read_text, writing
+from fairseq_plugins.common.files import work_in
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "prepare"))  # folder of corpus.py and downloads.py
 from corpus import Corpus, prepare

@@ -18,9 +18,8 @@ from corpus import Corpus, needed_files, prepare
 from experiments import CORPORA
 
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.processes import stoppable
-from fairseq_plugins.common.files import replacing
+from fairseq_plugins.common.files import replacing, work_in
 
 LARGEST_MINIATURE_BPE = 30  # merges
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from downloads import File, Texts, fetch, fingerprints
 
 from fairseq_plugins.cli import parallel_text
-from fairseq_plugins.cli.bar import bar
+from fairseq_plugins.cli.parallel_text import bar
 from fairseq_plugins.cli.processes import fairseq
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.files import digest
-from fairseq_plugins.common.files import refuse_pipe, replacing
+from fairseq_plugins.cli.parallel_text import bar
+from fairseq_plugins.common.files import digest, refuse_pipe, replacing
 
 BLOCK = 1 << 20  # bytes
 TIMEOUT = 60  # seconds

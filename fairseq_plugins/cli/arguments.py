@@ -1,4 +1,6 @@
-"""Arguments that several commands share."""
+"""Print the path for fairseq's --user-dir."""
+
+# This module contains the command user-dir, and the arguments that several commands share.
 
 from __future__ import annotations
 
@@ -6,8 +8,26 @@ from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import fairseq_plugins
+
 if TYPE_CHECKING:
     from argparse import _ArgumentGroup
+
+# The installed folder has a unique name, which setup.py defines.
+_ROOT = Path(fairseq_plugins.__file__).parents[1]
+USER_DIR = next(
+    (folder for name in ("fairseq_plugins_user_dir", "user_dir") if (folder := _ROOT / name).is_dir()),
+    _ROOT / "user_dir",
+)
+
+
+def add_arguments(parser: ArgumentParser) -> None:
+    """Add no arguments."""
+
+
+def run(args: Namespace) -> None:
+    """Print the path."""
+    print(USER_DIR)
 
 
 def positive(text: str) -> int:

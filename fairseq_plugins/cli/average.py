@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.files import refuse_existing
+from fairseq_plugins.common.files import refuse_existing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -15,10 +15,9 @@ from typing import Any
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
-from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
 from fairseq_plugins.cli.own_data.folder import BEST, find_model
 from fairseq_plugins.cli.parallel_text import segmenter
-from fairseq_plugins.common.files import beside, naming
+from fairseq_plugins.common.files import beside, naming, naming_file_in_errors, refuse_existing
 from fairseq_plugins.common.text import bpe_symbol
 
 

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir
-from fairseq_plugins.cli.files import naming_file_in_errors, refuse_existing
+from fairseq_plugins.common.files import naming_file_in_errors, refuse_existing
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -21,11 +21,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fairseq_plugins.cli.arguments import positive
-from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.files import refuse_input_as_output
-from fairseq_plugins.cli.parallel_text import writing
+from fairseq_plugins.cli.parallel_text import bar, writing
 from fairseq_plugins.cli.processes import running
-from fairseq_plugins.common.files import naming
+from fairseq_plugins.common.files import naming, refuse_input_as_output
 
 FILES = ("dictionary.txt", "candidates.txt", "frequent.txt")
 REINSTALL = "reinstall eflomal"

@@ -17,7 +17,7 @@ from fairseq_plugins.cli.processes import is_of_output, standard_streams, stoppa
 
 # Module in this package and help text of each command.
 COMMANDS = {
-    "user-dir": ("user_dir", "print the path for fairseq's --user-dir"),
+    "user-dir": ("arguments", "print the path for fairseq's --user-dir"),
     "import-fconv": ("import_fconv", "convert a checkpoint of fairseq's fconv to convs2s"),
     "own-data": ("own_data.command", "train a model on your own parallel text, and translate with it"),
     "export": ("export", "write a folder that translates without fairseq and PyTorch"),

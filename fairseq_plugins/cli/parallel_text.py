@@ -9,6 +9,7 @@ import gzip
 import os
 import re
 import signal
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -26,8 +27,8 @@ from xml.etree import ElementTree
 
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
+from tqdm import tqdm
 
-from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.common.files import decoded, replacing
 from fairseq_plugins.common.text import segment, without_long_words
 
@@ -36,6 +37,13 @@ BLOCK = 100_000  # maximum number of lines in the workers' queue
 
 Line = Callable[[str], str]
 Pair = tuple[str, str]
+
+
+def bar(items: Iterable[Any] | None = None, *, desc: str, **options: Any) -> Any:
+    """Return a ``tqdm`` bar; if stderr is not a terminal, print the text of ``desc`` once instead of the bar."""
+    if not sys.stderr.isatty():
+        print(desc, file=sys.stderr, flush=True)
+    return tqdm(items, desc=desc, disable=None, **options)
 
 
 @contextmanager

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import fairseq_plugins
 from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positive
 from fairseq_plugins.cli.figure import add_picture, fonts_for, new_figure, save
-from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_output
 from fairseq_plugins.cli.own_data.folder import SETTINGS, find_model
 from fairseq_plugins.cli.own_data.preparation import source_segmenter
 from fairseq_plugins.cli.parallel_text import segmenter
+from fairseq_plugins.common.files import naming_file_in_errors, refuse_input_as_output
 from fairseq_plugins.common.text import bpe_symbol
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import fairseq_plugins
 from fairseq_plugins.cli.figure import add_picture, line_styles, new_figure, save
-from fairseq_plugins.cli.files import naming_file_in_errors, refuse_input_as_output
+from fairseq_plugins.common.files import naming_file_in_errors, refuse_input_as_output
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fairseq_plugins.cli.figure import add_picture, line_styles, new_figure, save
-from fairseq_plugins.cli.files import refuse_input_as_output
+from fairseq_plugins.common.files import refuse_input_as_output
 
 LOG = "train.log"  # own-data's log, beside its checkpoints
 LARGEST = 1e30  # largest loss; larger values would overflow means and axes

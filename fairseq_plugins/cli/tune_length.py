@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sacrebleu.metrics.bleu import BLEU
 
-from fairseq_plugins.cli.arguments import add_user_dir
+from fairseq_plugins.cli.arguments import USER_DIR, add_user_dir
 from fairseq_plugins.cli.generated import Sentence, lines_of, read_generated
 from fairseq_plugins.cli.own_data.folder import (
     BEAM,
@@ -31,7 +31,6 @@ from fairseq_plugins.cli.own_data.folder import (
     read_held_out,
 )
 from fairseq_plugins.cli.score import TOKENIZERS
-from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.text import tokenizer_for
 
 LARGEST = 10  # largest exponent; larger powers of a length would overflow

@@ -9,7 +9,7 @@ import polib
 import pytest
 
 from fairseq_plugins.cli import catalogues
-from fairseq_plugins.cli.own_data.texts import languages_of, pair_up, read_pairs
+from fairseq_plugins.cli.own_data.cleaning import languages_of, pair_up, read_pairs
 from tests.cli.conftest import tool
 
 HEADER = """# Spanish translations.

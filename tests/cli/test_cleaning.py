@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean, report
-from fairseq_plugins.cli.own_data.texts import read_pairs
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, clean, read_pairs, report
 from fairseq_plugins.cli.parallel_text import Pair
 
 LANGUAGES = ("en", "de")

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from fairseq_plugins.cli import main as cli
-from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.cli.arguments import USER_DIR
 from tests.commands import MAIN, ROOT, python
 
 

@@ -17,10 +17,10 @@ from fairseq.tasks.translation import TranslationConfig
 from omegaconf import OmegaConf
 from sacrebleu import BLEU, CHRF
 
+from fairseq_plugins.cli.arguments import USER_DIR
 from fairseq_plugins.cli.own_data.folder import Folder, existing, find_base, generate
 from fairseq_plugins.cli.own_data.training import Training
 from fairseq_plugins.cli.plot_loss import records
-from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.search.validation import TextScorer, log_scores
 from tests.cli.test_own_data import own
 

@@ -16,11 +16,11 @@ import torch
 from fairseq import checkpoint_utils
 
 import fairseq_plugins
-from fairseq_plugins.cli.files import work_in
+from fairseq_plugins.cli.arguments import USER_DIR
 from fairseq_plugins.cli.own_data import command as own_data
 from fairseq_plugins.cli.own_data import results as own_results
 from fairseq_plugins.cli.own_data.folder import Folder
-from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.common.files import work_in
 from tests.cli.conftest import parse, refused, tool
 from tests.commands import hypotheses, own_user_dir, python, run, run_own_data
 

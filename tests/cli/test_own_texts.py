@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from fairseq_plugins.cli.own_data.cleaning import FilePair, languages_of, pair_up, read_pairs
 from fairseq_plugins.cli.own_data.command import texts_of
 from fairseq_plugins.cli.own_data.folder import Folder
 from fairseq_plugins.cli.own_data.preparation import merges_for, prepare, source_segmenter
-from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up, read_pairs
 from tests.cli.conftest import parse
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from fairseq_plugins.cli import processes
-from fairseq_plugins.cli.files import work_in
 from fairseq_plugins.cli.processes import fairseq, fairseq_lines, running, stoppable
+from fairseq_plugins.common.files import work_in
 from tests.cli.conftest import refused
 from tests.commands import MAIN, ROOT, USER_DIR
 from tests.repairs.payloads import code
@@ -26,7 +26,7 @@ SLEEPER = """
 import sys
 from pathlib import Path
 from fairseq_plugins.cli.processes import running
-from fairseq_plugins.cli.files import work_in
+from fairseq_plugins.common.files import work_in
 with work_in(Path(sys.argv[1])), running(["sleep", "60"]) as child:
     print(child.pid, flush=True)
     child.wait()

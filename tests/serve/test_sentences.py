@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fairseq_plugins.cli.catalogues import placeholders
-from fairseq_plugins.cli.serve.documents import split
+from fairseq_plugins.cli.serve.parameters import split
 
 
 @pytest.mark.parametrize(

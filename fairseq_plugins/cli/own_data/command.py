@@ -16,9 +16,8 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fairseq_plugins.cli.arguments import add_user_dir, positive
-from fairseq_plugins.cli.files import work_in
-from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES
+from fairseq_plugins.cli.arguments import USER_DIR, add_user_dir, positive
+from fairseq_plugins.cli.own_data.cleaning import OPTIONAL, RULES, FilePair, languages_of, pair_up
 from fairseq_plugins.cli.own_data.folder import (
     BEST,
     FINISHED,
@@ -36,9 +35,8 @@ from fairseq_plugins.cli.own_data.folder import (
 )
 from fairseq_plugins.cli.own_data.preparation import prepare, refuse_foreign_files
 from fairseq_plugins.cli.own_data.results import CARD, compare_with_base, score_held_out, translate, write_card
-from fairseq_plugins.cli.own_data.texts import FilePair, languages_of, pair_up
 from fairseq_plugins.cli.parallel_text import writing
-from fairseq_plugins.cli.user_dir import USER_DIR
+from fairseq_plugins.common.files import work_in
 
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training

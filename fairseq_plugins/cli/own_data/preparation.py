@@ -22,14 +22,11 @@ import numpy as np
 import sentencepiece
 
 from fairseq_plugins.cli import parallel_text
-from fairseq_plugins.cli.bar import bar
-from fairseq_plugins.cli.files import digest
-from fairseq_plugins.cli.own_data.cleaning import clean, report
+from fairseq_plugins.cli.own_data.cleaning import FilePair, clean, read_pairs, report
 from fairseq_plugins.cli.own_data.folder import FIGURES, PARTS, SETTINGS, Folder
-from fairseq_plugins.cli.own_data.texts import FilePair, read_pairs
-from fairseq_plugins.cli.parallel_text import Line, writing
+from fairseq_plugins.cli.parallel_text import Line, bar, writing
 from fairseq_plugins.cli.processes import fairseq
-from fairseq_plugins.common.files import beside, replacing
+from fairseq_plugins.common.files import beside, digest, replacing
 
 # Number of BPE merges (value) for a training text with fewer sentence pairs than a limit (key). 6000 merges were best
 # for 29 000 image captions; fairseq's IWSLT'14 recipe uses 10 000 merges for 160 000 pairs.

@@ -19,7 +19,6 @@ from tempfile import TemporaryFile
 
 import fairseq_plugins
 from fairseq_plugins.cli import catalogues
-from fairseq_plugins.cli.bar import bar
 from fairseq_plugins.cli.own_data.cleaning import RULES
 from fairseq_plugins.cli.own_data.folder import (
     BEST,
@@ -33,7 +32,7 @@ from fairseq_plugins.cli.own_data.folder import (
     is_trained,
     read_held_out,
 )
-from fairseq_plugins.cli.parallel_text import read_text, writing
+from fairseq_plugins.cli.parallel_text import bar, read_text, writing
 from fairseq_plugins.cli.plot_loss import LOG, records
 from fairseq_plugins.cli.processes import fairseq_lines
 from fairseq_plugins.cli.score import Scores, score_translations

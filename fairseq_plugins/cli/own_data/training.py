@@ -25,14 +25,13 @@ from fairseq.models import ARCH_MODEL_REGISTRY
 from fairseq.optim.lr_scheduler import LR_SCHEDULER_REGISTRY
 from fairseq.trainer import Trainer
 
-from fairseq_plugins.cli.arguments import import_user_dir
+from fairseq_plugins.cli.arguments import USER_DIR, import_user_dir
 from fairseq_plugins.cli.average import numbered_checkpoints, write_mean
 from fairseq_plugins.cli.own_data.folder import BEST, METRICS, Base
 from fairseq_plugins.cli.own_data.progress import Progress, counted, span
 from fairseq_plugins.cli.parallel_text import read_text
 from fairseq_plugins.cli.plot_loss import LOG
 from fairseq_plugins.cli.processes import ALL_SENTENCES, NO_LONG_ONES, end_with_this_process, fairseq_lines
-from fairseq_plugins.cli.user_dir import USER_DIR
 from fairseq_plugins.common.files import naming
 from fairseq_plugins.common.model import TranslationModel
 from fairseq_plugins.common.options import flag

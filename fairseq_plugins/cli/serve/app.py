@@ -26,12 +26,17 @@ from starlette.staticfiles import StaticFiles
 
 from fairseq_plugins.cli.catalogues import placeholders
 from fairseq_plugins.cli.serve.batches import Batches, Pair, QueueFullError
-from fairseq_plugins.cli.serve.documents import FORMATS, Document, Results, Sentence, read_document, split
 from fairseq_plugins.cli.serve.parameters import (
+    FORMATS,
+    Document,
+    Results,
+    Sentence,
     file_of,
     is_set,
     number_of,
+    read_document,
     read_parameters,
+    split,
     text_of,
     unless_disconnected,
 )
