@@ -100,11 +100,7 @@ def run(args: Namespace) -> None:
 
 
 def read_own_data(args: Namespace) -> None:
-    """Replace own-data's folder in ``args`` by its checkpoint, dictionaries and subwords.
-
-    Raises:
-        ValueError: the folder has no such model, or an option names other dictionaries, languages or subwords.
-    """
+    """Replace own-data's folder in ``args`` by its checkpoint, dictionaries and subwords."""
     folder, model = find_model(args.checkpoint, args.arch)
     args.checkpoint = model / BEST
     found = {"data": folder.binary, "source_lang": None, "target_lang": None, **folder.preprocessing}

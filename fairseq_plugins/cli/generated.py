@@ -57,12 +57,7 @@ class _Line(NamedTuple):
 
 
 def read_generated(paths: Iterable[Path]) -> list[Sentence]:
-    """Read the sentences of all files, sorted by number.
-
-    Raises:
-        ValueError: a file is not UTF-8, is truncated, lacks some or all translations, or repeats a sentence.
-        OSError: a file cannot be read.
-    """
+    """Read the sentences of all files, sorted by number."""
     found: dict[int, Sentence] = {}
     for path in paths:
         for number, lines in groupby(_read_lines(path), key=lambda line: line.number):
@@ -78,12 +73,7 @@ def read_generated(paths: Iterable[Path]) -> list[Sentence]:
 
 
 def lines_of(path: Path, sentences: Sequence[Sentence]) -> list[str]:
-    """Read a file that has one line for each sentence.
-
-    Raises:
-        ValueError: the file has more or fewer lines than there are sentences, or a line is invalid UTF-8.
-        OSError: the file cannot be read.
-    """
+    """Read a file that has one line for each sentence."""
     text = list(parallel_text.read_text(path, ""))
     if len(text) != len(sentences):
         raise ValueError(

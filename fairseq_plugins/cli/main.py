@@ -47,8 +47,8 @@ def is_about_translation(record: logging.LogRecord) -> bool:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
 
-    The functions of commands raise ValueError or OSError for user errors.  `main` prints such an error on one line and
-    exits with status 1.
+    The functions of commands raise ValueError or OSError for user errors, and their docstrings list only other errors.
+    `main` prints a user error on one line and exits with status 1.
     """
     # During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
     logging.getLogger("fairseq.tasks.text_to_speech").addFilter(is_about_translation)

@@ -60,9 +60,6 @@ def read_text(path: Path, language: str, errors: str = "strict") -> Iterator[str
     ``.sgm`` and ``.xml`` (WMT, IWSLT) have one ``<seg>`` per line, with one sentence.  ``.tmx`` has one sentence per
     language in each ``<tu>``.  ``train.tags.*`` (IWSLT) mixes sentences with lines about the talk.  Other files have
     one sentence per line.
-
-    Raises:
-        ValueError: the file is not UTF-8, or violates its format.
     """
     name = path.name.lower().removesuffix(".gz")
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
@@ -92,9 +89,6 @@ def _units(file: Any, path: Path, language: str) -> Iterator[str]:
     """Yield the sentences of a translation memory in a language (``en``) or a regional variety of it (``en-US``).
 
     A translation unit without the language yields an empty sentence.  Inline codes are skipped.
-
-    Raises:
-        ValueError: the file is not XML, has an unknown encoding, or refers to undefined entities.
     """
     language = language.lower().replace("_", "-")
     try:
@@ -139,11 +133,7 @@ def _apply(line: str) -> str:
 
 
 def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> Iterator[str]:
-    """Apply the function returned by ``make`` to each line, in order, in several processes.
-
-    Raises:
-        ValueError: a worker process was killed.
-    """
+    """Apply the function returned by ``make`` to each line, in order, in several processes."""
     if workers <= 1:
         yield from map(make(), lines)
         return
@@ -183,11 +173,7 @@ def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase
 def read_pairs(
     source: Path, target: Path, *, languages: tuple[str, str] = ("", ""), errors: str = "strict"
 ) -> Iterator[Pair]:
-    """Yield the sentence pairs of two files, which `read_text` reads.
-
-    Raises:
-        ValueError: the files have different numbers of sentences, or violate their format.
-    """
+    """Yield the sentence pairs of two files, which `read_text` reads."""
     lines = [0, 0]
     for left, right in zip_longest(read_text(source, languages[0], errors), read_text(target, languages[1], errors)):
         if left is not None and right is not None:
@@ -198,11 +184,7 @@ def read_pairs(
 
 
 def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
-    """Learn one BPE (Sennrich et al. 2016) from all files.
-
-    Raises:
-        ValueError: no word has more than one letter.
-    """
+    """Learn one BPE (Sennrich et al. 2016) from all files."""
     with ExitStack() as stack, writing(output) as file:
         texts = [stack.enter_context(path.open(encoding="utf-8", newline="\n")) for path in paths]
         lines = bar(chain(*texts), desc="count words", unit=" lines")
@@ -214,11 +196,7 @@ def learn_codes(paths: Sequence[Path], merges: int, output: Path) -> None:
 
 
 def segmenter(codes: Path) -> Line:
-    """Return a function that segments a line of words by BPE codes.
-
-    Raises:
-        ValueError: the file does not contain codes of subword-nmt.
-    """
+    """Return a function that segments a line of words by BPE codes."""
     said = StringIO()
     with codes.open(encoding="utf-8") as file, redirect_stderr(said):
         try:

@@ -96,11 +96,7 @@ def _handled_by(handler: Callable[[int, Any], None]) -> Iterator[None]:
 
 
 def fairseq(command: str, *options: object) -> None:
-    """Run ``fairseq-COMMAND``, and hide its output unless it fails.
-
-    Raises:
-        ValueError: the command fails; the error shows the last lines of its output.
-    """
+    """Run ``fairseq-COMMAND``, and hide its output unless it fails."""
     with closing(fairseq_lines(command, *options)) as lines:
         for _ in lines:
             pass
@@ -116,9 +112,6 @@ def fairseq_lines(
         options: arguments of the command.
         stdin: standard input of the command.
         before: Python code that runs first in the command's process.
-
-    Raises:
-        ValueError: the command fails; the error shows the last lines of its output.
     """
     words = [str(option) for option in options]
     print(f"\n$ {shlex.join([f'fairseq-{command}', *words])}", file=sys.stderr, flush=True)

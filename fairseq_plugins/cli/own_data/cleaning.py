@@ -52,10 +52,6 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     """Return the two given files, or pairs of files of two folders whose names match except for the language.
 
     If source and target are the same folder, every file of this folder and its subfolders contains both languages.
-
-    Raises:
-        ValueError: a path does not exist, only one side is a folder, a file has no partner, or the names of two
-            files in one folder differ only in the language.
     """
     for path in (source, target):
         refuse_missing(path)
@@ -111,11 +107,7 @@ def refuse_missing(path: Path) -> None:
 
 
 def languages_of(source: Path, target: Path, source_lang: str | None, target_lang: str | None) -> tuple[str, str]:
-    """Return the source and target language, from the options or from the names of the files.
-
-    Raises:
-        ValueError: a language is missing or invalid, or the two languages are equal.
-    """
+    """Return the source and target language, from the options or from the names of the files."""
     of_both = _of_both_languages(source) if source == target else []
     if catalogues := [path for path in of_both if path.name.lower().endswith(SUFFIX)]:
         source_lang = source_lang or "en"  # gettext's convention
@@ -157,11 +149,7 @@ def _language_of(path: Path, option: str) -> str:
 
 
 def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterator[Pair]:
-    """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD.
-
-    Raises:
-        ValueError: two files have different numbers of lines, or a file violates its format.
-    """
+    """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD."""
     for source, target in files:
         if source == target and source.name.lower().endswith(SUFFIX):
             yield from read_catalogue(source)
@@ -207,9 +195,6 @@ def clean(
 
     Returns:
         number of pairs in each part, and number of training pairs that each rule removed.
-
-    Raises:
-        ValueError: too many lines are invalid UTF-8, or a part has too few pairs.
     """
     numbers = Counter(train=0, valid=0, test=0)
     held_out = array("q")  # keys of sources

@@ -126,13 +126,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 
 def run(args: Namespace) -> None:
-    """Prepare the text, train and score the model, or translate with a trained model.
-
-    Raises:
-        ValueError: the texts do not match, an option is wrong, no trained model exists yet, another process works in
-            the folder, or a command of fairseq fails.
-        OSError: a file cannot be read.
-    """
+    """Prepare the text, train and score the model, or translate with a trained model."""
     if odd := re.search(r"[,:\\]|\$\{", str(args.output)):
         raise ValueError(f"{args.output}: fairseq does not accept {odd[0]} in a folder's name; choose another name")
     base = find_base(args.base, args.arch) if args.base else None
@@ -183,11 +177,7 @@ def run(args: Namespace) -> None:
 
 
 def refuse_no_text(text: str) -> None:
-    """Refuse a file to translate that is missing, gzipped or in UTF-16.
-
-    Raises:
-        ValueError: the file cannot be translated.
-    """
+    """Refuse a file to translate that is missing, gzipped or in UTF-16."""
     path = Path(text)
     if text == "-":
         if sys.stdin is None:
@@ -201,11 +191,7 @@ def refuse_no_text(text: str) -> None:
 
 
 def refuse_untrained(model: Path) -> None:
-    """Refuse to translate without a trained model.
-
-    Raises:
-        ValueError: the folder has no trained model.
-    """
+    """Refuse to translate without a trained model."""
     if not is_trained(model):
         archs = trained_archs(model.parent)
         if (model / BEST).exists():
@@ -218,11 +204,7 @@ def refuse_untrained(model: Path) -> None:
 
 
 def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FilePair]) -> tuple[str, str]:
-    """Return the source and target language; for --translate without TARGET, return the languages of OUT.
-
-    Raises:
-        ValueError: a language is missing, invalid, or different from the folder's language.
-    """
+    """Return the source and target language; for --translate without TARGET, return the languages of OUT."""
     if args.translate is None or before is None or args.target is not None:
         return languages_of(*texts["train"], args.source_lang, args.target_lang)
     for option, own in zip(("source", "target"), before.languages, strict=True):
@@ -234,11 +216,7 @@ def languages_for(args: Namespace, before: Folder | None, texts: dict[str, FileP
 
 
 def texts_of(args: Namespace) -> dict[str, FilePair]:
-    """Return the source and target path of each given part; a path with both languages is returned twice.
-
-    Raises:
-        ValueError: a part has more than two paths.
-    """
+    """Return the source and target path of each given part; a path with both languages is returned twice."""
     texts = {"train": (args.source, args.target or args.source)}
     for part in ("valid", "test"):
         if files := getattr(args, part):
@@ -249,11 +227,7 @@ def texts_of(args: Namespace) -> dict[str, FilePair]:
 
 
 def choose_tokenizer(wished: str | None, before: Folder | None, base: Base | None) -> str:
-    """Return the tokenizer of an existing folder or base model; without either, the user's choice or the default.
-
-    Raises:
-        ValueError: the user's choice differs from the tokenizer of an existing folder or base model.
-    """
+    """Return the tokenizer of an existing folder or base model; without either, the user's choice or the default."""
     for folder in (before, base.folder if base else None):
         if folder is not None:
             if wished not in (None, folder.tokenizer):
@@ -267,9 +241,6 @@ def plan(args: Namespace, model: Path, folder: Folder, base: Base | None = None)
 
     A resumed training needs the options of the earlier call, except limits such as --max-epoch.  Before the first
     checkpoint, all options may change, for example after a crash for lack of memory.
-
-    Raises:
-        ValueError: an option of --train is wrong, or the training began with other options.
     """
     try:
         wishes = shlex.split(args.train)

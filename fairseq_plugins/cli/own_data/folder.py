@@ -101,11 +101,7 @@ class Folder:
 
 
 def existing(path: Path) -> Folder | None:
-    """Return the folder that an earlier call of own-data created at ``path``, or None.
-
-    Raises:
-        ValueError: the file `SETTINGS` was not written by own-data.
-    """
+    """Return the folder that an earlier call of own-data created at ``path``, or None."""
     record = path / SETTINGS
     if not record.is_file():
         return None
@@ -133,10 +129,6 @@ def find_model(output: Path, arch: str | None) -> tuple[Folder, Path]:
     """Return a folder of ``own-data`` and the subfolder of a trained model.
 
     ``arch`` may be None if the folder has only one trained model.
-
-    Raises:
-        ValueError: the folder is missing or incomplete, or the folder has no trained model of ``arch``,
-            or ``arch`` is None and the folder has several trained models.
     """
     folder, archs = existing(output), trained_archs(output)
     if folder is None:
@@ -197,11 +189,7 @@ class Base:
 
 
 def find_base(path: Path, arch: str | None) -> Base:
-    """Return the base model at a path: a folder of own-data, or a checkpoint in such a folder.
-
-    Raises:
-        ValueError: `find_model` fails, or the checkpoint's architecture is not ``arch``.
-    """
+    """Return the base model at a path: a folder of own-data, or a checkpoint in such a folder."""
     if path.is_file():
         if arch not in (None, path.parent.name):
             raise ValueError(f"--arch {arch}: {path} has the architecture {path.parent.name}; omit --arch")
@@ -238,11 +226,7 @@ def generated(results: Path, part: str) -> Path:
 
 
 def generate(results: Path, part: str, options: Sequence[object]) -> None:
-    """Run ``fairseq-generate`` on a part; ``options`` choose data, checkpoint and search.
-
-    Raises:
-        ValueError: fairseq-generate fails.
-    """
+    """Run ``fairseq-generate`` on a part; ``options`` choose data, checkpoint and search."""
     options = [*options, "--gen-subset", part, "--remove-bpe", "--max-tokens", 4000, "--results-path", results]
     fairseq("generate", *options, *ALL_SENTENCES, *NO_LONG_ONES)
 
@@ -257,11 +241,7 @@ def is_complete(path: Path, checkpoint: Path) -> bool:
 
 
 def read_held_out(folder: Folder, results: Path, part: str) -> HeldOut:
-    """Read fairseq-generate's output for a held-out part, and the part's text without preprocessing.
-
-    Raises:
-        ValueError: a file is unreadable, or the numbers of lines differ.
-    """
+    """Read fairseq-generate's output for a held-out part, and the part's text without preprocessing."""
     sentences = read_generated([generated(results, part)])
     pairs = list(zip(*(read_text(path, "") for path in folder.text(part)), strict=True))
     if sentences[-1].number >= len(pairs):

@@ -45,11 +45,7 @@ BLOCK = 10_000  # lines per call of sentencepiece
 
 
 def refuse_foreign_files(folder: Folder, model: Path) -> None:
-    """Refuse to overwrite files that own-data did not create.
-
-    Raises:
-        ValueError: own-data would overwrite a file that it did not create.
-    """
+    """Refuse to overwrite files that own-data did not create."""
     if not (folder.path / SETTINGS).exists():
         names = ("text", "data-bin", "subwords.model", "code", "tokens", "pieces.txt")
         segmented = [path for part in PARTS for path in folder.segmented(part)]
@@ -73,10 +69,6 @@ def prepare(
         keep: cleaning rules to skip; pairs that break only these rules are kept.
         workers: number of processes.
         base: folder whose subwords and dictionary are reused; if None, they are learned from the text.
-
-    Raises:
-        ValueError: the folder was created from another text or with other options, or a text is unusable.
-        OSError: a text cannot be read.
     """
     record, text = folder.path / SETTINGS, folder.path / "text"
     now = {
@@ -115,11 +107,7 @@ def prepare(
 
 
 def adopt(folder: Folder) -> None:
-    """Restore the text of held-out parts in a folder of version 0.1, which stored only Moses' tokens.
-
-    Raises:
-        ValueError: the folder has no binary data.
-    """
+    """Restore the text of held-out parts in a folder of version 0.1, which stored only Moses' tokens."""
     if not folder.binary.exists():
         raise ValueError(f"{folder.path} is an incomplete folder of version 0.1: remove it, or choose another folder")
     if (folder.path / "text").exists():
@@ -214,9 +202,6 @@ def learn_pieces(paths: Sequence[Path], merges: int, output: Path) -> None:
         paths: text, one sentence per line.
         merges: number of pieces in addition to characters and bytes.
         output: file of the sentencepiece model.
-
-    Raises:
-        ValueError: the text has no pair of characters to merge.
     """
     every = -(-sum(map(count_lines, paths)) // SAMPLE)
     characters: Counter[str] = Counter()

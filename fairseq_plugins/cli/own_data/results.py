@@ -59,11 +59,7 @@ def score_held_out(folder: Folder, model: Path, options: list[object]) -> Scores
 
 
 def scores_of(folder: Folder, results: Path, options: list[object]) -> Scores:
-    """Translate and score the held-out part of a folder; fairseq-generate writes to the folder ``results``.
-
-    Raises:
-        ValueError: fairseq-generate fails.
-    """
+    """Translate and score the held-out part of a folder; fairseq-generate writes to the folder ``results``."""
     generate(results, folder.scored_part, options)
     return score_translations(read_held_out(folder, results, folder.scored_part))
 
@@ -97,11 +93,7 @@ def translate(text: str, options: list[object]) -> None:
 
 
 def fill_catalogue(path: Path, options: list[object]) -> None:
-    """Print a catalogue with its empty entries translated, and report wrong placeholders on stderr.
-
-    Raises:
-        ValueError: the file is not a gettext catalogue.
-    """
+    """Print a catalogue with its empty entries translated, and report wrong placeholders on stderr."""
     catalogue = catalogues.load(path)
     gaps = catalogues.gaps(catalogue)
     places: dict[str, int] = {}  # lines to translate, and their line numbers in the catalogue
@@ -129,9 +121,6 @@ def translations(options: list[object], stdin: int | None = None, places: Sequen
         options: data, checkpoint, search and input options.
         stdin: file descriptor for fairseq-interactive's standard input; None to inherit the standard input.
         places: line numbers to print in warnings, if they differ from the line numbers of the input.
-
-    Raises:
-        ValueError: fairseq-interactive fails.
     """
     with closing(fairseq_lines("interactive", *options, stdin=stdin)) as lines:
         for line in lines:

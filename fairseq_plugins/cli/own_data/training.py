@@ -58,9 +58,6 @@ class Training:
     """One training, with checkpoints in ``save``.
 
     ``wishes`` contains the options of --train, and ``validation`` the options for validation by BLEU or chrF.
-
-    Raises:
-        ValueError: the architecture or an option is unknown, or an option is not allowed.
     """
 
     def __init__(
@@ -126,11 +123,7 @@ class Training:
         return kept
 
     def precision(self, on_gpu: bool) -> list[str]:
-        """Return fairseq-train's precision options for a new or resumed training.
-
-        Raises:
-            ValueError: --fp32 is given for a training in another precision.
-        """
+        """Return fairseq-train's precision options for a new or resumed training."""
         newest_first = sorted(self.save.glob("checkpoint*.pt"), key=lambda path: path.stat().st_mtime, reverse=True)
         for checkpoint in newest_first:
             with suppress(OSError):  # skip a damaged checkpoint, as fairseq-train does when it resumes
@@ -154,9 +147,6 @@ class Training:
             binary: folder of binary data.
             training_part: target side of the training text, as subwords.
             languages: --source-lang and --target-lang, because fairseq-train cannot parse ``pt-BR`` in file names.
-
-        Raises:
-            ValueError: fairseq-train fails, or ends without a best checkpoint.
         """
         lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
@@ -240,11 +230,7 @@ class Training:
 
 
 def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
-    """Return an architecture's model class; for another plugin's architecture, return `TranslationModel`.
-
-    Raises:
-        ValueError: the architecture is unknown, or the user directory does not load this plugin.
-    """
+    """Return an architecture's model class; for another plugin's architecture, return `TranslationModel`."""
     import_user_dir(user_dir)
     if "fairseq_plugins.repairs" not in sys.modules:
         raise ValueError(f"--user-dir {user_dir} does not load this plugin: call fairseq_plugins.install() in it")
@@ -260,11 +246,7 @@ def model_of(arch: str, user_dir: Path) -> type[TranslationModel]:
 
 
 def parse(words: Sequence[str], **more: Any) -> Any:
-    """Parse options of fairseq-train.
-
-    Raises:
-        ValueError: an option is wrong.
-    """
+    """Parse options of fairseq-train."""
     parser = options.get_training_parser()
     vars(parser)["error"] = _refuse
     try:

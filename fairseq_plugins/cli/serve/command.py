@@ -89,12 +89,7 @@ def _port(text: str) -> int:
 
 
 def run(args: Namespace) -> None:
-    """Serve until a signal stops the server.
-
-    Raises:
-        ValueError: a folder is not usable, or a package is missing.
-        OSError: a file cannot be read, or the address is in use.
-    """
+    """Serve until a signal stops the server."""
     key = None
     if args.api_key_file is not None:
         try:
@@ -136,10 +131,6 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
     Args:
         places: folders, optionally with languages, as in ``en:de=OUT``.
-
-    Raises:
-        ValueError: a folder does not contain an exported model, its languages are unknown, or two folders have the same
-            languages.
     """
     from fairseq_plugins.export.translate import Translator  # noqa: PLC0415  (sets up the process for onnxruntime)
 
@@ -161,11 +152,7 @@ def open_models(places: Iterable[str]) -> dict[Pair, Translator]:
 
 
 def find_exported(folder: Path) -> Path:
-    """Return ``folder`` if it is an exported model; if own-data created ``folder``, return the exported model in it.
-
-    Raises:
-        ValueError: there is no exported folder, or there are several.
-    """
+    """Return ``folder`` if it is an exported model; if own-data created ``folder``, return the exported model in it."""
     if not (folder / SETTINGS).is_file():
         if not (folder / "SHA256SUMS").exists():
             raise ValueError(f"{folder} is not an exported folder: create one with fairseq-plugins export")
