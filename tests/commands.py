@@ -132,6 +132,15 @@ class ForkedCommand:
         self.process.join()
         self.returncode = self.process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def wait(self, timeout: float | None = None) -> None:
+        self.process.join(timeout)
+
+    def kill(self) -> None:
+        self.process.kill()
+
 
 def fork_commands_of_own_data() -> None:
     """Let own-data, in this process of `FORKED`, start fairseq's commands in further processes of the same server."""

@@ -36,7 +36,12 @@ class Weights:
     """The file with the weights of all programs of a model; equal weights are stored only once.
 
     The programs refer to the file by ``name``.  With ``int8``, matrices are quantised with one scale per row.
+
+    Attributes:
+        block: number of rows of a large matrix, such as an output layer, that a program multiplies in one product.
     """
+
+    block = 4096
 
     def __init__(self, file: BinaryIO, name: str, int8: bool) -> None:
         self.file, self.name, self.int8 = file, name, int8
@@ -45,16 +50,17 @@ class Weights:
     def tensor(self, name: str, value: np.ndarray[Any, Any]) -> TensorProto:
         """Return a weight as a program stores it: the values of a small weight, or a large weight's place in the file.
 
-        A large weight is written to the file unless the file contains an equal weight.
+        A large weight is written to the file unless the file contains an equal weight, or a matrix with this block.
         """
         if value.nbytes <= _SMALL:
             return numpy_helper.from_array(value, name)
         content = value.tobytes()
-        key = hashlib.sha256(content).digest(), value.dtype.str, value.shape
-        if key not in self._places:
+        if (key := _identity(value)) not in self._places:
             self.file.write(b"\0" * (-self.file.tell() % _PAGE))
-            self._places[key] = self.file.tell()
+            place = self._places[key] = self.file.tell()
             self.file.write(content)
+            for start in range(0, len(value), self.block):
+                self._places.setdefault(_identity(value[start : start + self.block]), place + start * value[0].nbytes)
         tensor = TensorProto(name=name, dims=value.shape, data_location=TensorProto.EXTERNAL)
         tensor.data_type = helper.np_dtype_to_tensor_dtype(value.dtype)
         for field, text in (("location", self.name), ("offset", self._places[key]), ("length", len(content))):
@@ -99,7 +105,7 @@ class Program:
         if array.dtype == np.float64:
             array = array.astype(np.float32)
         array = np.ascontiguousarray(array).reshape(array.shape)  # ascontiguousarray turns scalars into vectors
-        return self._constant((array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()), array)
+        return self._constant(_identity(array), array)
 
     def own(self, weight: Tensor) -> str:
         """Return a unique name for a weight, so that onnxruntime does not merge the weight with an equal one."""
@@ -181,6 +187,11 @@ class Program:
         graph = helper.make_graph(self._nodes, path.stem, self._inputs, self._outputs, list(self._constants.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(CONTRIBUTED, 1)]
         path.write_bytes(helper.make_model(graph, opset_imports=opsets, ir_version=9).SerializeToString())
+
+
+def _identity(array: np.ndarray[Any, Any]) -> object:
+    """Return a key that is equal for equal arrays."""
+    return array.dtype.str, array.shape, hashlib.sha256(array.tobytes()).digest()
 
 
 def _described(name: str, kind: type, shape: Iterable[str | int] | None) -> onnx.ValueInfoProto:

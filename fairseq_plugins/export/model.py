@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -198,26 +199,50 @@ def _output_candidates(program: SourceProgram, decoder: IncrementalDecoder) -> N
 def _output_best_words(program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool) -> None:
     """Add two outputs, the best words of each row and their scores; the unknown word and the end symbol come last.
 
+    The vocabulary is divided into blocks, so that the memory holds the log-probabilities of only one block at a time.
+
     The input ``rules`` has three numbers: the first is added to the scores of known words, the second to the score of
     the unknown word, and the third to the score of the end.
     """
-    layer, dictionary = decoder.output_projection, decoder.dictionary
-    if with_candidates:
-        bias = [] if layer.bias is None else [program.input("output_bias", np.float32, ["n"])]
-        logits = program.Gemm(features, program.input("output", np.float32, [layer.in_features, "n"]), *bias)
-    else:
-        shared = layer.weight is decoder.embedding.words.weight
-        logits = program.linear(features, layer.weight, layer.bias, shared=shared)
-    lprobs = program.LogSoftmax(logits, axis=1)
-    best, words = program.TopK(lprobs, program.input("count", np.int64, [1]), outputs=2)
+    dictionary, count = decoder.dictionary, program.input("count", np.int64, [1])
+    ruled = [dictionary.unk(), dictionary.eos()]
+    of_ruled, parts = None, []
+    for number, logits in enumerate(_blocks_of_logits(program, decoder, features, with_candidates)):
+        if of_ruled is None:
+            of_ruled = program.Gather(logits, ruled, axis=1)
+        length = program.columns(program.Shape(logits), 1, 2)
+        lprobs, places = program.TopK(program.LogSoftmax(logits, axis=1), program.Min(count, length), outputs=2)
+        best = program.GatherElements(logits, places, axis=1)
+        log_sum = program.columns(program.Sub(best, lprobs), 0, 1)  # log Σ exp(logits) of the block, (R, 1)
+        parts.append((best, program.Add(places, [number * program.weights.block]), log_sum))
+    best, words, log_sums = (program.Concat(*each, axis=1) for each in zip(*parts, strict=True))
+    best, places = program.TopK(best, count, outputs=2)
+    words = program.GatherElements(words, places, axis=1)
     if with_candidates:
         words = program.Gather(program.input("candidates", np.int64, ["n"]), words)
-    ruled = [dictionary.unk(), dictionary.eos()]
     every, own = program.Split(program.input("rules", np.float32, [3]), [1, 2], outputs=2)
     for word in (dictionary.pad(), *ruled):
         best = program.Where(program.Equal(words, word), -np.inf, best)
-    scores = program.Concat(program.Add(best, every), program.Add(program.Gather(lprobs, ruled, axis=1), own), axis=1)
+    logits = program.Concat(program.Add(best, every), program.Add(of_ruled, own), axis=1)
+    scores = program.Sub(logits, program.ReduceLogSumExp(log_sums, [1]))
     rows = program.columns(program.Shape(words), 0, 1)
     more = program.Expand([ruled], program.Concat(rows, [2], axis=0))
     program.output("scores", program.Where(program.IsNaN(scores), -np.inf, scores), np.float32, ["R", "n"])
     program.output("words", program.Concat(words, more, axis=1), np.int64, ["R", "n"])
+
+
+def _blocks_of_logits(
+    program: StepProgram, decoder: IncrementalDecoder, features: str, with_candidates: bool
+) -> Iterator[str]:
+    """Add the logits of one block of words after another, (R, words), and yield their names."""
+    layer = decoder.output_projection
+    if with_candidates:
+        candidates = [program.input("output", np.float32, [layer.in_features, "n"])]
+        candidates += [] if layer.bias is None else [program.input("output_bias", np.float32, ["n"])]
+        yield program.Gemm(features, *candidates)
+        return
+    shared = layer.weight is decoder.embedding.words.weight
+    for start in range(0, len(layer.weight), program.weights.block):
+        words = slice(start, start + program.weights.block)
+        bias = None if layer.bias is None else layer.bias[words]
+        yield program.linear(features, layer.weight[words], bias, shared=shared)

@@ -17,6 +17,7 @@ import torch
 from fairseq.data import Dictionary
 from fairseq.models import ARCH_MODEL_NAME_REGISTRY
 
+from fairseq_plugins.common.onnx_program import Weights
 from fairseq_plugins.export import translate
 from fairseq_plugins.vocabulary.candidates import Candidates
 from tests.conftest import WORDS
@@ -107,6 +108,22 @@ def test_a_derived_part_is_refused(part, build, architecture, dictionary, tmp_pa
 def test_all_searches(options, build, architecture, dictionary, tmp_path) -> None:
     model = build(architecture, seed=2)
     check(export(model, tmp_path / "out", dictionary), model, dictionary, options)
+
+
+@pytest.mark.parametrize("int8", [False, True])
+def test_blocks_of_words(int8, build, architecture, dictionary, tmp_path, monkeypatch) -> None:
+    """A program that scores the vocabulary in three blocks, of which the last is shorter than the beam's candidates,
+    finds the same translations, and shares the embeddings' place in the weight file."""
+    model, lines, found = build(architecture), lines_of(LENGTHS, WORDS), []
+    for size in (len(dictionary), len(dictionary) // 2 - 1):
+        monkeypatch.setattr(Weights, "block", size)
+        folder = export(model, tmp_path / str(size), dictionary, int8=int8)
+        found.append(translate.Translator(folder, threads=1).translate(lines, beam=4, nbest=4, max_len_b=12))
+    for one, other in zip(*found, strict=True):
+        assert [text for text, _ in one] == [text for text, _ in other]
+        assert [score for _, score in one] == pytest.approx([score for _, score in other], abs=1e-5)
+    if model.decoder.output_projection.weight is model.decoder.embedding.words.weight and not int8:
+        assert len({path.stat().st_size for path in tmp_path.glob("*/weights.bin")}) == 1
 
 
 @pytest.mark.slow
