@@ -175,22 +175,6 @@ def test_a_finished_training_is_continued(trained: tuple[Path, str], texts: Path
     assert re.findall(r"^epoch (\d), update", printed, flags=re.MULTILINE) == ["3"]
 
 
-def test_a_folder_of_an_earlier_version(texts: Path, tmp_path: Path) -> None:
-    """Version 0.1.0 recorded a corpus, and stored held-out parts as Moses tokens."""
-    out = tmp_path / "out"
-    own(*call(texts, out), "--tokenizer", "moses", "--train", TINY)
-    shutil.move(out / "tokens", out / "tmp")
-    shutil.move(out / "text" / "test.de", out / "test.reference")
-    shutil.rmtree(out / "text")
-    (out / "convs2s_tiny" / "README.md").unlink()
-    (out / "settings").write_text("Corpus(source='en', target='de', train=(), tests=())\n")
-    printed = own(*call(texts, out)).stderr
-    assert "fairseq-train" not in printed
-    assert f"--bpe-codes {out}/code" in printed
-    for language in ("en", "de"):
-        assert (out / "text" / f"test.{language}").read_text() == (texts / f"test.{language}").read_text()
-
-
 def test_translation_without_target_has_the_languages_of_the_folder(tmp_path: Path) -> None:
     args, before = parse("folder", str(tmp_path), "--translate", "-"), Folder(tmp_path, ("en", "de"), "moses")
     assert own_data.languages_for(args, before, {}) == ("en", "de")
@@ -271,7 +255,8 @@ WRONG = [
     *((f"T.en T.de '{name}'", name) for name in ("a,b", "a:b", "a\\b", "x${oc.env:HOME}")),
     ("T.en T.de .", "train.en"),
     ("T.en T.de left", "left/convs2s_iwslt_de_en"),
-    ("T.en T.de old", "old"),
+    ("T.en T.de old", "old/settings"),
+    ("T.en T.de OUT --from old", "old/settings"),
 ]
 
 
@@ -288,7 +273,7 @@ def test_a_wrong_call_gets_a_clear_error(texts: Path, tmp_path: Path, monkeypatc
     for folder in ("left/convs2s_iwslt_de_en", "half/convs2s_iwslt_de_en", "old"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "half" / "convs2s_iwslt_de_en" / "checkpoint_best.pt").touch()
-    (tmp_path / "old" / "settings").write_text("Corpus(source='en', target='de')\n")
+    (tmp_path / "old" / "settings").write_text("Corpus(source='en', target='de')\n")  # version 0.1.0 wrote this
     monkeypatch.chdir(tmp_path)
     for words, name in WRONG:
         assert name in refused("own-data", *shlex.split(words.replace("T.", "train.")))

@@ -7,7 +7,6 @@ subwords.  ``data-bin`` contains the binary data.  Folders with the names of arc
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -105,14 +104,13 @@ def existing(path: Path) -> Folder | None:
     record = path / SETTINGS
     if not record.is_file():
         return None
-    text = record.read_text(encoding="utf-8")
-    if of_0_1 := re.match(r"Corpus\(source='([^']+)', target='([^']+)'", text):
-        return Folder(path, (of_0_1[1], of_0_1[2]), "moses")
     try:
-        settings = json.loads(text)
+        settings = json.loads(record.read_text(encoding="utf-8"))
         return Folder(path, tuple(settings["languages"]), settings["tokenizer"])
     except (ValueError, TypeError, KeyError):
-        raise ValueError(f"{record} is damaged or not own-data's: choose another folder") from None
+        raise ValueError(
+            f"{record} is damaged or was not written by this version of own-data: choose another folder"
+        ) from None
 
 
 def is_trained(model: Path) -> bool:

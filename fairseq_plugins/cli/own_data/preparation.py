@@ -26,7 +26,7 @@ from fairseq_plugins.cli.own_data.cleaning import FilePair, clean, read_pairs, r
 from fairseq_plugins.cli.own_data.folder import FIGURES, PARTS, SETTINGS, Folder
 from fairseq_plugins.cli.parallel_text import Line, bar, writing
 from fairseq_plugins.cli.processes import fairseq
-from fairseq_plugins.common.files import beside, digest, replacing
+from fairseq_plugins.common.files import beside, count_lines, digest, replacing
 
 # Number of BPE merges (value) for a training text with fewer sentence pairs than a limit (key). 6000 merges were best
 # for 29 000 image captions; fairseq's IWSLT'14 recipe uses 10 000 merges for 160 000 pairs.
@@ -81,10 +81,7 @@ def prepare(
             for part, files in texts.items()
         },
     }
-    before = record.read_text(encoding="utf-8") if record.exists() else ""
-    if before.startswith("Corpus("):
-        adopt(folder)
-    elif not text.exists():
+    if not text.exists():
         with beside(text) as unfinished:
             unfinished.mkdir(parents=True)
             parts = {part: read_pairs(files, folder.languages) for part, files in texts.items()}
@@ -93,7 +90,7 @@ def prepare(
             with writing(record) as file:
                 file.write(json.dumps(now, indent=1) + "\n")
         print(report(figures), file=sys.stderr)
-    elif json.loads(before) != now:
+    elif json.loads(record.read_text(encoding="utf-8")) != now:
         raise ValueError(
             f"{folder.path} has other text or options (see {record}): choose another folder, or repeat the texts and "
             "options of the first call"
@@ -106,36 +103,9 @@ def prepare(
         binarise(folder, workers, base)
 
 
-def adopt(folder: Folder) -> None:
-    """Restore the text of held-out parts in a folder of version 0.1, which stored only Moses' tokens."""
-    if not folder.binary.exists():
-        raise ValueError(f"{folder.path} is an incomplete folder of version 0.1: remove it, or choose another folder")
-    if (folder.path / "text").exists():
-        return
-    from sacremoses import MosesDetokenizer  # noqa: PLC0415  (takes half a second to import)
-
-    with beside(folder.path / "text") as unfinished:
-        unfinished.mkdir()
-        for part in ("valid", "test"):
-            for language, path in zip(folder.languages, folder.text(part), strict=True):
-                tokens, untouched = folder.path / "tmp" / path.name, folder.path / f"{part}.reference"
-                if language == folder.languages[1] and untouched.exists():
-                    shutil.copyfile(untouched, unfinished / path.name)
-                elif tokens.exists():
-                    detokenise = MosesDetokenizer(language).detokenize
-                    with writing(unfinished / path.name) as file:
-                        file.writelines(f"{detokenise(line.split())}\n" for line in parallel_text.read_text(tokens, ""))
-
-
 def merges_for(pairs: int) -> int:
     """Return the number of BPE merges for a number of training pairs."""
     return next((merges for limit, merges in MERGES.items() if pairs < limit), MOST_MERGES)
-
-
-def count_lines(path: Path) -> int:
-    """Return the number of lines of a file."""
-    with path.open("rb") as file:
-        return sum(1 for _ in file)
 
 
 def segment(folder: Folder, workers: int) -> None:

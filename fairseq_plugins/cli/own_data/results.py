@@ -174,16 +174,12 @@ def card_of(checkpoint: Path) -> str:
 
 
 def _text(folder: Folder) -> Iterator[str]:
-    figures = folder.path / "text" / FIGURES
-    if not figures.exists():
-        yield "- Files and sizes: not recorded by version 0.1, which prepared the text"
-        return
     texts: dict[str, list[list[str]]] = json.loads((folder.path / SETTINGS).read_text(encoding="utf-8"))["texts"]
     for part, files in texts.items():
         names = ", ".join(f"`{name}` (SHA-256 {digest[:12]}...)" for name, digest in files[:NAMED])
         more = f" and {len(files) - NAMED} more" if len(files) > NAMED else ""
         yield f"- Files of the {PARTS[part]} part: {names}{more}"
-    numbers: dict[str, int] = json.loads(figures.read_text(encoding="utf-8"))
+    numbers: dict[str, int] = json.loads((folder.path / "text" / FIGURES).read_text(encoding="utf-8"))
     left_out = {rule: number for rule in RULES if (number := numbers.get(rule, 0))}
     held_out = 0 if "valid" in texts else numbers["valid"]
     yield (
