@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 
 def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
@@ -151,16 +150,8 @@ def beside(path: Path) -> Iterator[Path]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file to write, which replaces ``path`` at the end.
 
-    If ``path`` is a symbolic link, its target is replaced.  For a device or pipe, ``path`` itself is yielded.
+    If ``path`` is a symbolic link, its target is replaced.  Folders, devices and pipes are never replaced.
     """
-    if number := _standard_stream(path):
-        with TemporaryDirectory() as folder:
-            yield (content := Path(folder, "content"))
-            for stream in filter(None, (sys.stdout, sys.stderr)):
-                stream.flush()
-            with content.open("rb") as source, os.fdopen(os.dup(number), "ab") as file:
-                shutil.copyfileobj(source, file)
-        return
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         target = Path(os.path.realpath(path))
@@ -214,16 +205,3 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def _standard_stream(path: Path) -> int | None:
-    """Return the file descriptor, 1 or 2, of the standard stream that ``path`` refers to, or None.
-
-    If the standard output is redirected to a file, opening ``/dev/stdout`` for writing would delete the earlier output
-    in that file.  Callers must therefore write to the descriptor instead of opening ``path``.
-    """
-    for number in (1, 2):
-        with suppress(OSError):  # ``path`` does not exist, or the stream is closed
-            if os.path.samestat(os.fstat(number), path.stat()):
-                return number
-    return None

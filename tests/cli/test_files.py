@@ -6,8 +6,6 @@ import copy
 import multiprocessing
 import os
 import stat
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ import torch
 from fairseq_plugins.cli.parallel_text import writing
 from tests.cli.conftest import refused, tool
 from tests.cli.test_plots import log, valid
-from tests.commands import ROOT, full_disk
+from tests.commands import full_disk
 
 
 @pytest.mark.parametrize("part", ["parameters", "task", "model", "cfg", "optimizer_history"])
@@ -115,19 +113,6 @@ def test_unwritable_files_are_named(name: str, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(OSError, match=name):
         write(tmp_path / name, "text")
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize("output", ["/dev/stdout", "list"])
-def test_the_standard_output_keeps_its_content(output: str, tmp_path: Path) -> None:
-    """The standard output may be a file, given by any of its names; printed text stays in order."""
-    path = tmp_path / "list"
-    program = "import sys; from pathlib import Path; from fairseq_plugins.common.files import replacing\n"
-    program += "print('first')\nwith replacing(Path(sys.argv[1])) as place: place.write_text('text\\n')\nprint('after')"
-    with path.open("w") as stdout:
-        print("before", file=stdout, flush=True)
-        name, buffered = str(path) if output == "list" else output, {**os.environ, "PYTHONUNBUFFERED": ""}
-        subprocess.run([sys.executable, "-c", program, name], stdout=stdout, check=True, cwd=ROOT, env=buffered)
-    assert path.read_text() == "before\nfirst\ntext\nafter\n"
 
 
 @pytest.mark.parametrize("name", ["log.svg", "link.svg", "hard.svg"])
