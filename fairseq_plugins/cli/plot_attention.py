@@ -21,12 +21,10 @@ from fairseq_plugins.cli.arguments import add_user_dir, import_user_dir, positiv
 from fairseq_plugins.cli.figure import add_picture, fonts_for, new_figure, save
 from fairseq_plugins.cli.own_data.folder import SETTINGS, find_model
 from fairseq_plugins.cli.own_data.preparation import source_segmenter
-from fairseq_plugins.cli.parallel_text import segmenter
+from fairseq_plugins.cli.parallel_text import Line, segmenter
 from fairseq_plugins.common.files import naming_file_in_errors, refuse_input_as_output
-from fairseq_plugins.common.text import bpe_symbol
 
 if TYPE_CHECKING:
-    from fairseq.data import Dictionary
     from fairseq.models import BaseFairseqModel
     from fairseq.tasks import FairseqTask
     from torch import Tensor, nn
@@ -56,8 +54,7 @@ def add_arguments(parser: ArgumentParser) -> None:
         "--bpe-codes",
         type=Path,
         metavar="FILE",
-        help="subword-nmt codes for the sentence (default: the file 'code' beside DATA, if the model uses subwords and "
-        "the sentence has no @@)",
+        help="subword-nmt codes, which split the words of the sentence",
     )
     parser.add_argument("--beam", type=positive, default=5, metavar="N", help="beam size (default: %(default)s)")
     parser.add_argument(
@@ -71,7 +68,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(args: Namespace) -> None:
     """Translate one sentence and draw its attention."""
-    data, path, segment = args.data, args.path, None
+    data, path = args.data, args.path
+    segment: Line | None = None
     if (Path(data) / SETTINGS).exists():
         if args.bpe_codes is not None:
             raise ValueError(f"--bpe-codes: not allowed, because own-data saved subwords in {data}; remove the option")
@@ -93,8 +91,7 @@ def run(args: Namespace) -> None:
     import_user_dir(args.user_dir)
     with naming_file_in_errors(path, "cannot translate"):
         task, model = load(path, data)
-        sentence = segmented(args.input, Path(data), task.source_dictionary) if segment is None else segment(args.input)
-        source, target, layers = search(task, model, sentence, args.beam)
+        source, target, layers = search(task, model, segment(args.input) if segment else args.input, args.beam)
     if args.layers is not None:
         layers = choose(layers, args.layers)
     draw(source, target, layers, args.output)
@@ -111,17 +108,6 @@ def load(path: Path, data: str) -> tuple[FairseqTask, BaseFairseqModel]:
     if not isinstance(model, FairseqEncoderDecoderModel):
         raise ValueError(f"{path}: expected an encoder-decoder, got a {type(model).__name__}; give a translation model")
     return task, model
-
-
-def segmented(sentence: str, data: Path, dictionary: Dictionary) -> str:
-    """Split a sentence into subwords with the codes in the file ``code`` beside the data, if the model needs codes."""
-    beside = data.absolute().parent / "code"
-    if beside.is_file() and "@@" not in sentence and bpe_symbol(dictionary.symbols) == "subword_nmt":
-        try:
-            return segmenter(beside)(sentence)
-        except ValueError as error:  # the file `code` may be unrelated to the model
-            print(f"warning: {error}; the sentence is not split into subwords, give --bpe-codes", file=sys.stderr)
-    return sentence
 
 
 def search(
