@@ -71,7 +71,7 @@ def test_forms_that_the_package_does_not_use() -> None:
     assert found == []
 
 
-# A package may import packages from the rows above its own row.
+# A package may import packages from its own row and from the rows above.
 FLOORS = [
     {"cpu"},
     {"common"},

@@ -9,8 +9,9 @@ once.
 Contract: the k rows of a sentence are adjacent, each hypothesis stays among the rows of its sentence, and sentences
 keep their places.
 When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.
-The contract is checked on the device, to avoid a synchronisation.  On a GPU, a violation of the contract therefore
-raises an error only at a later call.
+`RowOrder.reorder`, through which fairseq's search re-orders rows, checks the contract on the device, to avoid a
+synchronisation.  On a GPU, a violation of the contract therefore raises an error only at a later call.  This plugin's
+search keeps the contract, and `step` does not check it again.
 """
 
 from __future__ import annotations
@@ -49,18 +50,17 @@ class Decoding(Protocol):
     fixed: bool  # if true, all tensors keep their shapes and addresses between steps, and rows cannot be dropped
 
     def make_room(self) -> None:
-        """Check that the model has a position for the next token, and allocate memory if the state is full.
+        """Begin a step: check that the model has a position for the next token, and allocate memory if necessary.
 
-        Call this method on the host before a step.
+        Call this method on the host before each step.
         """
 
-    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute one step without synchronisation.
 
         Args:
             tokens: one token per row, (R,).  In the first step, one token per sentence is also allowed.
-            order: index of the previous row that each row continues, in the shape of ``tokens``, or None if no
-                row moved.
+            order: index of the previous row that each row continues, in the shape of ``tokens``.
 
         Returns:
             Features (R, width) and the reported attention, (R, S) or None.
@@ -87,8 +87,8 @@ class StepwiseDecoding:
         words: candidate words to predict (see `selected_rows`), or None for all words.
 
     Attributes:
-        steps: number of steps so far, as a Python integer.
-        position: number of steps so far, as a tensor on the device, (1,).
+        steps: number of steps that `make_room` has begun, as a Python integer.
+        position: number of steps that are complete, as a tensor on the device, (1,).
     """
 
     @torch.no_grad()
@@ -137,7 +137,7 @@ class StepwiseDecoding:
         return prepare_linear(weight, bias, self.order.rows, self.batch_weights)
 
     def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Compute one step; see `Decoding.step`."""
+        """Compute one step; see `Decoding.step`.  If ``order`` is None, no row has moved."""
         result = self.compute(tokens, order)
         self.position.add_(1)
         return result
@@ -210,9 +210,8 @@ class FairseqDecoding:
     def make_room(self) -> None:
         """Do nothing: fairseq's decoders allocate memory in each step."""
 
-    def step(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def step(self, tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return logits, (R, V), and attention, (R, S) or None."""
-        assert order is not None
         if self.state:
             self.decoder.reorder_incremental_state_scripting(self.state, order)
         self.words = torch.cat([self.words.index_select(0, order), tokens.unsqueeze(1)], dim=1)

@@ -1,7 +1,7 @@
 """A Convolutional Encoder Model for Neural Machine Translation (Gehring et al. 2016, arXiv 1611.02344).
 
-The encoder has one of three types: two stacks of convolutions (section 3.2), average pooling of embeddings
-(section 3.1), or LSTM layers (section 2).
+The encoder has one of four types: two stacks of convolutions (section 3.2), average pooling of embeddings
+(section 3.1), LSTM layers, or bidirectional LSTM layers (section 2).
 
 B sentences, S source positions, f embedding width, C layer width.
 """

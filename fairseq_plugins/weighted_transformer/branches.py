@@ -45,7 +45,8 @@ class BranchedBlock(nn.Module):
     """The branched output projection and feed-forward network of a layer.
 
     The block has the matrices of a Transformer layer: W^O in ``out``, W_1 in ``first`` and W_2 in ``second``.  Each
-    branch owns some columns of W^O, rows of W_1 and columns of W_2.
+    branch owns some columns of W^O, rows of W_1 and columns of W_2.  These are torch's matrices, (outputs, inputs); the
+    equations above have their transposes.
 
     Args:
         dim: model width d.

@@ -3,7 +3,7 @@
 The paper does not say which parts of a layer are branched.  Here, the branches of an encoder layer consist of heads of
 self-attention and parts of the feed-forward network.  The branches of a decoder layer consist of heads of source
 attention and parts of the feed-forward network; the decoder's self-attention has no branches.  A model with 6 encoder
-layers, 6 decoder layers and 8 heads then has 192 weights κ and α, the number in the paper.
+layers, 6 decoder layers and 8 heads then has 192 weights κ and α.  The paper gives this number for 16 heads.
 
 The second part of the file contains incremental decoding.
 
