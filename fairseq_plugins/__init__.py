@@ -12,6 +12,7 @@ __version__ = "0.2.0"
 _UNREGISTERED = {"cli", "export", "repairs"}
 
 
+@functools.cache
 def install(command: bool = False) -> None:
     """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
 
@@ -22,19 +23,10 @@ def install(command: bool = False) -> None:
         command: whether to also set up the process for a fairseq command.  The setup changes memory settings, hides
             tracebacks of option errors, and hides warnings that users cannot act on.
     """
-    _repair_and_register()
-    if command:
-        _set_up_command()
-
-
-@functools.cache
-def _set_up_command() -> None:
-    importlib.import_module("fairseq_plugins.repairs").set_up_command()
-
-
-@functools.cache
-def _repair_and_register() -> None:
-    importlib.import_module("fairseq_plugins.repairs").repair_fairseq()
+    repairs = importlib.import_module("fairseq_plugins.repairs")
+    repairs.repair_fairseq()
     for package in pkgutil.iter_modules(__path__):
         if package.ispkg and package.name not in _UNREGISTERED:
             importlib.import_module(f"{__name__}.{package.name}")
+    if command:
+        repairs.set_up_command()

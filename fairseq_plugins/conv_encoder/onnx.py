@@ -20,14 +20,7 @@ PARTS = (ConvolutionalEncoder, PoolingEncoder, LSTMEncoder, LSTMDecoder)
 
 
 def encode(program: SourceProgram, encoder: SourceEncoder, e: str) -> tuple[str, str]:
-    """Add the operators of the encoder's method `encode` to the program.
-
-    Args:
-        e: embeddings, (B, S, f).
-
-    Returns:
-        Keys and values, (B, S, f).
-    """
+    """Add the encoder's method `encode`: embeddings, (B, S, f) -> keys and values, (B, S, f)."""
     forms: dict[type, Any] = {ConvolutionalEncoder: _convolutional, PoolingEncoder: _pooling, LSTMEncoder: _lstm}
     return forms[type(encoder)](program, encoder, e)
 
@@ -116,14 +109,7 @@ def set_up(program: SourceProgram, decoder: LSTMDecoder, keys: str, values: str)
 
 
 def step(program: StepProgram, decoder: LSTMDecoder, g: str) -> tuple[str, list[str]]:
-    """Add the operators of one step to the program.
-
-    Args:
-        g: embeddings, (R, f).
-
-    Returns:
-        Features, (R, f), and attention, (B, k, S).
-    """
+    """Add one step: embeddings, (R, f) -> features, (R, f), and attention, (B, k, S)."""
     attentive = decoder.attentive
     f, hidden = attentive.query.out_features, attentive.query.in_features
     keys, bias, values = program.sources

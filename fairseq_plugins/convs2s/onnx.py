@@ -19,14 +19,7 @@ PARTS = (ConvS2SEncoder, ConvS2SDecoder)
 
 
 def encode(program: SourceProgram, encoder: ConvS2SEncoder, e: str) -> tuple[str, str]:
-    """Add the operators of `ConvS2SEncoder.encode` to the program.
-
-    Args:
-        e: embeddings, (B, S, f).
-
-    Returns:
-        Keys and values, (B, S, f).
-    """
+    """Add `ConvS2SEncoder.encode`: embeddings, (B, S, f) -> keys and values, (B, S, f)."""
     width = encoder.embedding.words.embedding_dim
     z = program.linear(program.flat(e, width), encoder.from_embedding.weight, encoder.from_embedding.bias)
     outputs = [z]
@@ -72,14 +65,7 @@ def set_up(program: SourceProgram, decoder: ConvS2SDecoder, keys: str, values: s
 
 
 def step(program: StepProgram, decoder: ConvS2SDecoder, g: str) -> tuple[str, list[str]]:
-    """Add the operators of one step to the program.
-
-    Args:
-        g: embeddings, (R, f).
-
-    Returns:
-        Features, (R, width), and a list with the attention of each layer, (B, k, S).
-    """
+    """Add one step: embeddings, (R, f) -> features, (R, width), and the attention of each layer, (B, k, S)."""
     h = program.linear(g, decoder.from_embedding.weight, decoder.from_embedding.bias)
     z, bias, biases, *projected = program.sources
     by_sentence = program.by_sentence(g, decoder.embedding.words.embedding_dim)

@@ -124,8 +124,6 @@ class FastBeamSearch(SequenceGenerator):
         """Translate a batch; see fairseq's generator."""
         net_input = sample["net_input"]
         source = net_input["src_tokens"]
-        if not len(source):
-            return []
         # fairseq's hub interface does not move prefixes and constraints to the device.
         prefix_tokens, constraints = (
             each if each is None else each.to(source.device) for each in (prefix_tokens, constraints)
@@ -278,10 +276,6 @@ class FastBeamSearch(SequenceGenerator):
 
 class FastBeamSearchWithAlignment(SequenceGeneratorWithAlignment, FastBeamSearch):
     """`FastBeamSearch` with the alignments of ``--print-alignment``."""
-
-    def generate(self, models: Any, sample: dict[str, Any], **options: Any) -> list[list[dict[str, Tensor]]]:
-        """Translate and align a batch; fairseq's aligner fails on an empty batch."""
-        return super().generate(models, sample, **options) if len(sample["net_input"]["src_tokens"]) else []
 
 
 def run_search(state: BeamState, step: Callable[[], None], sentences: int, steps: int) -> int:

@@ -61,11 +61,6 @@ class Candidates:
             raise ValueError(f"--candidates-per-word must be at least 1, got {per_word}")
         if frequent < 0:
             raise ValueError(f"--frequent-candidates must be at least 0, got {frequent}")
-        if (last := max(target.bos(), target.pad(), target.eos(), target.unk())) >= target.nspecial:
-            raise ValueError(
-                f"--candidates: the target dictionary has the special symbol {target[last]!r} at {last}, not among its "
-                f"first {target.nspecial}; use a dictionary of fairseq-preprocess"
-            )
         always = torch.zeros(len(target), dtype=torch.bool)
         always[: target.nspecial] = True
         always[_frequent(Path(folder) / "frequent.txt", target, frequent)] = True

@@ -20,14 +20,7 @@ PARTS = (WeightedTransformerEncoder, WeightedTransformerDecoder)
 
 
 def encode(program: SourceProgram, encoder: WeightedTransformerEncoder, e: str) -> tuple[str, str]:
-    """Add the operators of `WeightedTransformerEncoder.encode` to the program.
-
-    Args:
-        e: embeddings, (B, S, d).
-
-    Returns:
-        Keys and values, which are the same tensor, (B, S, d).
-    """
+    """Add `WeightedTransformerEncoder.encode`: embeddings, (B, S, d) -> keys and values, the same tensor, (B, S, d)."""
     dim = encoder.embedding.words.embedding_dim
     x, bias = program.flat(e, dim), program.Unsqueeze(program.bias, [1])
     layers: Any = encoder.layers
@@ -61,14 +54,7 @@ def set_up(
 
 
 def step(program: StepProgram, decoder: WeightedTransformerDecoder, x: str) -> tuple[str, list[str]]:
-    """Add the operators of one step to the program.
-
-    Args:
-        x: embeddings, (R, d).
-
-    Returns:
-        Features, (R, d), and a list that contains only the attention of the last layer, (B, k, S).
-    """
+    """Add one step: embeddings, (R, d) -> features, (R, d), and the attention of the last layer, (B, k, S)."""
     dim = decoder.embedding.words.embedding_dim
     bias, *sources = program.sources
     layers: Any = decoder.layers

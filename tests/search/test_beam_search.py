@@ -161,13 +161,6 @@ def test_a_step_does_not_synchronise(build, architecture: str, dictionary, capac
     assert state.finished.shape == (4 if capacity else 2,)
 
 
-@pytest.mark.parametrize("kind", [FastBeamSearch, FastBeamSearchWithAlignment])
-@pytest.mark.parametrize("mode", ["beam", "no words", "many ordered constraints", "no repetition"])
-def test_an_empty_batch(model: Model, dictionary, kind: type, mode: str) -> None:
-    options = {**MODES[mode], "constraints": None}
-    assert generate(kind, [model()], dictionary, torch.empty(0, 4, dtype=torch.long), **options) == []
-
-
 @pytest.mark.parametrize("with_candidates", [False, True])
 def test_a_source_of_short_integers(model: Model, dictionary, some, sentences, with_candidates: bool) -> None:
     source, options = sentences(LENGTHS), {"prefix_tokens": torch.tensor([[7], [8], [9], [10]])}

@@ -160,12 +160,3 @@ def test_missing(write: Write, name: str) -> None:
 def test_options_out_of_range(write: Write, options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"^--candidates-per-word|^--frequent-candidates"):
         read(write(), **options)
-
-
-@pytest.mark.parametrize("symbol", ["bos", "pad", "eos", "unk"])
-def test_special_symbols_at_other_indices(write: Write, symbol: str) -> None:
-    """fairseq's dictionaries have special symbols at 0 to 3."""
-    target = dictionary(TARGET)
-    setattr(target, f"{symbol}_index", 4)
-    with pytest.raises(ValueError, match=r"^--candidates: "):
-        Candidates.read(write(), dictionary(SOURCE), target, 2, 1)
