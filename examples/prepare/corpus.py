@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from downloads import File, Texts, fetch, fingerprints
+from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 from fairseq_plugins.cli import parallel_text
 from fairseq_plugins.cli.parallel_text import bar
@@ -31,7 +32,7 @@ class Corpus:
         valid: validation part; by default every ``valid_every``-th pair of the training part.
         max_words: maximum number of words of a sentence in training and validation.
         max_ratio: maximum ratio of the two sides' lengths in training and validation.
-        tokenise: options of ``parallel_text.moses``; None if the text is tokenised already.
+        tokenise: options of `moses`; None if the text is tokenised already.
         normalise: whether to normalise the punctuation of training text.
         merges: number of merges of the joint BPE; None for whole words.
         words: options of fairseq-preprocess for data of whole words.
@@ -209,7 +210,27 @@ def concatenate(paths: Iterable[Path], output: Path, language: str) -> None:
 def _line_function(corpus: Corpus, language: str, training: bool) -> parallel_text.Line:
     if corpus.tokenise is None:
         return lambda line: " ".join(line.split())
-    return parallel_text.moses(language, normalise=training and corpus.normalise, **corpus.tokenise)
+    return moses(language, training and corpus.normalise, **corpus.tokenise)
+
+
+def moses(language: str, normalise: bool, dashes: bool = True, lowercase: bool = False) -> parallel_text.Line:
+    """Return Moses' tokenizer.
+
+    Args:
+        language: language of the text.
+        normalise: normalise punctuation first.
+        dashes: split words at hyphens, and mark the splits with ``@-@``.
+        lowercase: lowercase the tokens.
+    """
+    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
+
+    def tokenise(line: str) -> str:
+        if normalise:
+            line = normalizer.normalize(line)
+        tokens = str(tokenizer.tokenize(line, aggressive_dash_splits=dashes, return_str=True))
+        return tokens.lower() if lowercase else tokens
+
+    return tokenise
 
 
 def clean_and_split(corpus: Corpus, part: str, tmp: Path) -> None:

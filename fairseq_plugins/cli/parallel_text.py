@@ -148,26 +148,11 @@ def each_line(make: Callable[[], Line], lines: Iterable[str], workers: int) -> I
             ) from None
 
 
-def moses(language: str, dashes: bool = True, normalise: bool = False, lowercase: bool = False) -> Line:
-    """Return Moses' tokenizer, configured like fairseq's ``--tokenizer moses``.
+def moses(language: str) -> Line:
+    """Return Moses' tokenizer for a language, configured like fairseq's ``--tokenizer moses``."""
+    from sacremoses import MosesTokenizer  # noqa: PLC0415  (takes half a second to import)
 
-    Args:
-        language: language of the text.
-        dashes: split words at hyphens, and mark the splits with ``@-@``.
-        normalise: normalise punctuation first.
-        lowercase: lowercase the tokens.
-    """
-    from sacremoses import MosesPunctNormalizer, MosesTokenizer  # noqa: PLC0415  (takes half a second to import)
-
-    tokenizer, normalizer = MosesTokenizer(language), MosesPunctNormalizer(language)
-
-    def tokenise(line: str) -> str:
-        if normalise:
-            line = normalizer.normalize(line)
-        tokens = str(tokenizer.tokenize(line, aggressive_dash_splits=dashes, return_str=True))
-        return tokens.lower() if lowercase else tokens
-
-    return tokenise
+    return partial(MosesTokenizer(language).tokenize, aggressive_dash_splits=True, return_str=True)
 
 
 def read_pairs(

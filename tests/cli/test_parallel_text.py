@@ -77,7 +77,6 @@ def test_tokens_are_those_of_fairseq_for_any_number_of_workers() -> None:
     expected = [MosesTokenizer(MosesTokenizerConfig(source_lang="en")).encode(line) for line in lines]
     assert list(map(parallel_text.moses("en"), lines)) == expected
     assert list(parallel_text.each_line(_english, lines, 2)) == expected
-    assert parallel_text.moses("en", dashes=False, lowercase=True)("Well-known X") == "well-known x"
 
 
 def test_a_killed_worker_is_an_error() -> None:

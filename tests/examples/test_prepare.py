@@ -95,6 +95,11 @@ def test_a_truncated_archive_leaves_no_text(server: Server, tmp_path: Path) -> N
         fetch_all(described, tmp_path)
 
 
+def test_tokens_of_talks() -> None:
+    """The talks of IWSLT are lowercased, and their words are not split at hyphens."""
+    assert corpus.moses("en", normalise=False, **CORPORA["iwslt14_de_en"].tokenise)("Well-known X") == "well-known x"
+
+
 def test_an_interrupted_preparation_resumes(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped within any step, the preparation gives the same text, and repeats no finished step."""
     described = small(server)
