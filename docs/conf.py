@@ -16,7 +16,6 @@ from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
 import fairseq_plugins
-from fairseq_plugins.cli.main import is_about_translation
 
 project = "fairseq_plugins"
 html_title = project
@@ -96,6 +95,6 @@ def setup(app: Sphinx) -> None:
     app.connect("source-read", add_navigation)
     app.connect("source-read", add_docstrings)
     app.connect("autodoc-skip-member", skip_numbers_of_fields)
-    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(is_about_translation)
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     app.connect("doctree-read", unlink_files_outside_the_site)
     app.connect("build-finished", add_index)

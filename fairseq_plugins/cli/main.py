@@ -37,11 +37,6 @@ def find(name: str) -> ModuleType:
     return importlib.import_module(f"fairseq_plugins.cli.{COMMANDS[name][0]}")
 
 
-def is_about_translation(record: logging.LogRecord) -> bool:
-    """Filter fairseq's log: return whether a message is of use to users of this plugin."""
-    return "tensorboardX" not in record.getMessage()
-
-
 @stoppable()
 @standard_streams()
 def main(arguments: list[str] | None = None) -> None:
@@ -51,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
     `main` prints a user error on one line and exits with status 1.
     """
     # During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.
-    logging.getLogger("fairseq.tasks.text_to_speech").addFilter(is_about_translation)
+    logging.getLogger("fairseq.tasks.text_to_speech").setLevel(logging.WARNING)
     args = parse(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # Escape characters that the stream cannot encode.
