@@ -34,8 +34,8 @@ def add_arguments(parser: ArgumentParser) -> None:
         "folders",
         nargs="+",
         metavar="OUT",
-        help="exported folder, or own-data's folder that contains one; write en:de=OUT if the folder does not record "
-        "its languages",
+        help="exported folder, or own-data's folder that contains one; en:de=OUT names the languages, if the data has "
+        "other names for them, such as src and tgt",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to bind (default: %(default)s)")
     parser.add_argument(
