@@ -12,7 +12,6 @@ __version__ = "0.2.0"
 _UNREGISTERED = {"cli", "export", "repairs"}
 
 
-@functools.cache
 def install(command: bool = False) -> None:
     """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
 
@@ -23,6 +22,11 @@ def install(command: bool = False) -> None:
         command: whether to also set up the process for a fairseq command.  The setup changes memory settings, hides
             tracebacks of option errors, and hides warnings that users cannot act on.
     """
+    _install(command)
+
+
+@functools.cache
+def _install(command: bool) -> None:
     repairs = importlib.import_module("fairseq_plugins.repairs")
     repairs.repair_fairseq()
     for package in pkgutil.iter_modules(__path__):

@@ -1,6 +1,4 @@
-"""Print the path for fairseq's --user-dir."""
-
-# This module contains the command user-dir, and the arguments that several commands share.
+"""Arguments that several commands share, and the plugin's user directory."""
 
 from __future__ import annotations
 
@@ -19,15 +17,6 @@ USER_DIR = next(
     (folder for name in ("fairseq_plugins_user_dir", "user_dir") if (folder := _ROOT / name).is_dir()),
     _ROOT / "user_dir",
 )
-
-
-def add_arguments(parser: ArgumentParser) -> None:
-    """Add no arguments."""
-
-
-def run(args: Namespace) -> None:
-    """Print the path."""
-    print(USER_DIR)
 
 
 def positive(text: str) -> int:

@@ -17,7 +17,7 @@ from fairseq_plugins.cli.processes import is_of_output, standard_streams, stoppa
 
 # Module in this package and help text of each command.
 COMMANDS = {
-    "user-dir": ("arguments", "print the path for fairseq's --user-dir"),
+    "user-dir": ("user_dir", "print the path for fairseq's --user-dir"),
     "import-fconv": ("import_fconv", "convert a checkpoint of fairseq's fconv to convs2s"),
     "own-data": ("own_data.command", "train a model on your own parallel text, and translate with it"),
     "export": ("export", "write a folder that translates without fairseq and PyTorch"),
@@ -42,7 +42,7 @@ def find(name: str) -> ModuleType:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line.
 
-    The functions of commands raise ValueError or OSError for user errors, and their docstrings list only other errors.
+    The functions of commands raise ValueError or OSError for user errors; most of their docstrings do not list these.
     `main` prints a user error on one line and exits with status 1.
     """
     # During its import, fairseq logs that text_to_speech needs tensorboardX, which this plugin does not need.

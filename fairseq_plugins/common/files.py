@@ -150,7 +150,7 @@ def beside(path: Path) -> Iterator[Path]:
 def replacing(path: Path) -> Iterator[Path]:
     """Yield the path of a file to write, which replaces ``path`` at the end.
 
-    If ``path`` is a symbolic link, its target is replaced.  Folders, devices and pipes are never replaced.
+    If ``path`` is a symbolic link, its target is replaced.  A folder, a device or a named pipe is not replaced.
     """
     with naming(path):
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -64,6 +64,12 @@ class SequenceRisk(FairseqCriterion):
         if getattr(getattr(task, "args", None), "decoder_langtok", False):
             raise ValueError("--decoder-langtok does not work with --criterion sequence_risk: leave one out")
         self.dictionary = task.target_dictionary
+        targets = {pair.rpartition("-")[2] for pair in getattr(task, "lang_pairs", ())}
+        if any(task.dicts.get(language, self.dictionary) != self.dictionary for language in targets):
+            raise ValueError(
+                "--criterion sequence_risk needs one dictionary for all target languages: "
+                "preprocess all languages with the same --tgtdict"
+            )
         words = self.dictionary.symbols[self.dictionary.nspecial :]
         cost = str(cfg.risk_cost)
         is_rouge = "rouge" in cost

@@ -232,9 +232,16 @@ def test_models_that_cannot_be_trained_are_refused(task: SimpleNamespace, dictio
             criterion(dictionary)(model, {})
 
 
-def test_a_decoder_with_language_symbols_is_refused(dictionary: Dictionary) -> None:
+def test_tasks_of_several_languages_are_refused(dictionary: Dictionary) -> None:
+    """Tasks of several languages need a common dictionary; fairseq's `target_dictionary` belongs to one language."""
     with pytest.raises(ValueError, match="--decoder-langtok"):
         SequenceRisk(translation_task(dictionary, args=SimpleNamespace(decoder_langtok=True)), SequenceRiskConfig())
+    other = Dictionary()
+    languages = {"lang_pairs": ["en-de", "en-cs"], "dicts": {"en": other, "de": dictionary, "cs": other}}
+    with pytest.raises(ValueError, match="dictionary"):
+        SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
+    languages["dicts"] = {"src": other, "tgt": dictionary}  # from --target-dict, for all languages
+    SequenceRisk(translation_task(dictionary, **languages), SequenceRiskConfig())
 
 
 @pytest.mark.parametrize("name", ["convs2s_tiny", "weighted_transformer_tiny"])

@@ -1,4 +1,4 @@
-"""Parameters of requests: read from JSON or forms in limited time, split into sentences, and kept for download."""
+"""Requests: parameters from JSON or forms, sentences of texts and documents, and translated files for download."""
 
 from __future__ import annotations
 
