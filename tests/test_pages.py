@@ -172,9 +172,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "TEXT").mkdir()
     generator = random.Random(1)
     for part, size in (("train", 60), ("val", 12), ("test_2016_flickr", 12)):
-        rows = [generator.choices(list(NOUNS.items()), k=2) for _ in range(size)]
-        (tmp_path / "TEXT" / f"{part}.en").write_text("".join(f"A {a}, and a {b}.\n" for (a, _), (b, _) in rows))
-        (tmp_path / "TEXT" / f"{part}.de").write_text("".join(f"Ein {a}, und ein {b}.\n" for (_, a), (_, b) in rows))
+        rows = [generator.choices(list(NOUNS.items()), k=3) for _ in range(size)]
+        for place, end, a, other in ((0, "en", "a", "and a"), (1, "de", "ein", "und ein")):
+            texts = ([noun[place] for noun in row] for row in rows)
+            lines = (f"{a.title()} {x}, {a} {y}, {other} {z}.\n" for x, y, z in texts)
+            (tmp_path / "TEXT" / f"{part}.{end}").write_text("".join(lines))
     return tmp_path
 
 
