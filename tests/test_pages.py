@@ -47,7 +47,7 @@ WALKS = {
         Step("docs/python.md", "from fairseq_plugins", after="python script.py"),
         Step("docs/internals.md", "import fairseq_plugins", "ln -s OUT/data-bin DATA_BIN",
              after="mkdir mine; mv script.py mine/__init__.py; fairseq-train DATA_BIN --user-dir mine "
-             "--arch convs2s_my_corpus --optimizer adam --max-tokens 500"),
+             "--arch convs2s_my_corpus --optimizer adam --lr 1e-3 --max-tokens 500"),
         Step("docs/python.md", "from concurrent", after="python script.py"),
     ],
     "families": [
