@@ -6,7 +6,7 @@ core, the forward pass of `dropout` takes a fifth of the time of torch's dropout
 
 fairseq's label-smoothed loss creates five tensors with the size of the logits, which is slow for large vocabularies.
 `label_smoothed_nll_loss` computes loss and gradient in one pass over chunks of rows that fit into the CPU's cache, and
-stores only the gradient.
+stores only the gradient, in the memory of the logits if the caller does not need them.
 
 N positions, V words.
 """
@@ -75,7 +75,9 @@ def _draw(x: Tensor, level: int) -> Tensor:
 _CHUNK = 2**18  # logits per thread in a chunk, 1 MiB in float32
 
 
-def label_smoothed_nll_loss(logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
+def label_smoothed_nll_loss(
+    logits: Tensor, target: Tensor, epsilon: float, ignore_index: int, overwrite: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return fairseq's label-smoothed loss and the negative log-likelihood, summed over positions.
 
     Only the loss has a gradient.
@@ -85,20 +87,26 @@ def label_smoothed_nll_loss(logits: Tensor, target: Tensor, epsilon: float, igno
         target: indices of the correct words, (N,).
         epsilon: probability that label smoothing takes from the correct word and divides among the other words.
         ignore_index: value of ``target`` at positions that the loss ignores.
+        overwrite: whether to store the gradient in the memory of the logits.
     """
-    return _SmoothedLoss.apply(logits, target, epsilon, ignore_index)
+    return _SmoothedLoss.apply(logits, target, epsilon, ignore_index, overwrite)
 
 
 class _SmoothedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, epsilon: float, ignore_index: int) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, logits: Tensor, target: Tensor, epsilon: float, ignore_index: int, overwrite: bool
+    ) -> tuple[Tensor, Tensor]:
         size = logits.size(1)
         other_weight = epsilon / (size - 1)
         target_weight = 1 - epsilon - other_weight
-        ignored = target.eq(ignore_index)
-        grad = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
         target = target.unsqueeze(1)
         exact = torch.promote_types(logits.dtype, torch.float32)
+        counted = target.ne(ignore_index).to(exact)
+        grad = None
+        if ctx.needs_input_grad[0]:
+            # `detach` shares memory and version, so autograd reports an error if another gradient needs the logits.
+            grad = logits.detach() if overwrite else torch.empty_like(logits)
         nll, smooth = torch.empty(2, len(logits), 1, dtype=exact)
         rows = max(1, torch.get_num_threads() * _CHUNK // size)
         for start in range(0, len(logits), rows):
@@ -110,14 +118,13 @@ class _SmoothedLoss(torch.autograd.Function):
             torch.sub(log_sum, z.gather(1, target[part]), out=nll[part])
             torch.sub(size * log_sum, z.sum(dim=1, keepdim=True), out=smooth[part])
             if grad is not None:
-                # The gradient is target_weight (p - 1 at the target) + other_weight (V p - 1).
-                p.mul_(target_weight + other_weight * size)
-                p.scatter_add_(1, target[part], p.new_full((len(p), 1), -target_weight))
-                torch.sub(p, other_weight, out=grad[part])
-        if grad is not None:
-            grad[ignored] = 0
+                # The gradient is target_weight (p - 1 at the target) + other_weight (V p - 1), or 0 if ignored.
+                weight = counted[part]
+                p.mul_((target_weight + other_weight * size) * weight)
+                p.scatter_add_(1, target[part], -target_weight * weight)
+                torch.sub(p, other_weight * weight, out=grad[part])
         ctx.save_for_backward(grad)
-        sums = [each.squeeze(1).masked_fill_(ignored, 0).sum() for each in (nll, smooth)]
+        sums = [each.masked_fill_(counted == 0, 0).sum() for each in (nll, smooth)]
         ctx.mark_non_differentiable(sums[0])
         return target_weight * sums[0] + other_weight * sums[1], sums[0]
 
@@ -125,4 +132,4 @@ class _SmoothedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        return (grad if grad_loss == 1 else grad * grad_loss.to(grad.dtype)), None, None, None
+        return (grad if grad_loss == 1 else grad * grad_loss.to(grad.dtype)), None, None, None, None

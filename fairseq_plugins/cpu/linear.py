@@ -1,7 +1,8 @@
 """Linear maps and block-diagonal products, computed fast on CPUs.
 
 torch contains two matrix libraries for CPUs, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.
-On some AMD processors, MKL has half the speed of oneDNN.  This module uses the faster library.
+On AMD's Zen 5, MKL has half the speed of oneDNN.  On Zen 4, oneDNN is faster for outputs and gradients of inputs, and
+MKL is faster for gradients of weights.  This module uses the faster library.
 
 K inputs, O outputs.
 """
@@ -68,14 +69,16 @@ class _OneDNNLinear(torch.autograd.Function):
 
 def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
     """Return ``gradᵀ x``, (O, K), in the weight's memory layout, so that autograd need not copy the gradient."""
-    return onednn_product(grad.t(), x.t()) if weight.is_contiguous() else onednn_product(x.t(), grad.t()).t()
+    by_row = weight.is_contiguous()
+    left, right = (grad, x) if by_row else (x, grad)
+    # oneDNN first copies the transposed matrix; MKL does not, and this outweighs its slower product except on Zen 5.
+    product = onednn_product(left.t(), right.t()) if _zen() == 5 else left.t() @ right
+    return product if by_row else product.t()
 
 
 @functools.cache
 def onednn_is_faster() -> bool:
-    """Return whether to use oneDNN instead of MKL.
-
-    On AMD CPUs of family 26 (Zen 5), MKL has half the speed of oneDNN.
+    """Return whether to use oneDNN instead of MKL for outputs and for gradients of inputs.
 
     The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
     libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
@@ -84,16 +87,19 @@ def onednn_is_faster() -> bool:
     choice = os.environ.get("FAIRSEQ_PLUGINS_ONEDNN", "")
     if choice not in ("", "0", "1"):
         raise ValueError(f"FAIRSEQ_PLUGINS_ONEDNN must be 1 (oneDNN) or 0 (MKL), got {choice!r}")
-    return choice == "1" if choice else _cpu_family() == ("AuthenticAMD", 26)
+    return choice == "1" if choice else _zen() in (4, 5)
 
 
-def _cpu_family() -> tuple[str, int] | None:
-    """Return vendor and family of this CPU from ``/proc/cpuinfo``, or None if the file does not contain them."""
+@functools.cache
+def _zen() -> int:
+    """Return 4 or 5 on an AMD CPU of this Zen generation according to ``/proc/cpuinfo``, and 0 on other CPUs."""
     with contextlib.suppress(OSError, KeyError, ValueError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        fields = dict(re.findall(r"^(vendor_id|cpu family)\s*: *(.*)$", text, flags=re.MULTILINE))
-        return fields["vendor_id"], int(fields["cpu family"])
-    return None
+        fields = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: *(.*)$", text, flags=re.MULTILINE))
+        # Zen 3 has the same family as Zen 4, but no AVX-512.
+        if fields["vendor_id"] == "AuthenticAMD" and "avx512f" in fields["flags"].split():
+            return {25: 4, 26: 5}.get(int(fields["cpu family"]), 0)
+    return 0
 
 
 def add_block_diagonal(y: Tensor, x: Tensor, weight: Tensor) -> Tensor:

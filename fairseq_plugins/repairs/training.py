@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import register_rendezvous_handler, rendezvous
 from torch.multiprocessing.spawn import spawn
 
+from fairseq_plugins.common.model import IncrementalDecoder
 from fairseq_plugins.common.output_layer import has_plain_softmax
 from fairseq_plugins.cpu.dropout_and_loss import label_smoothed_nll_loss
 from fairseq_plugins.repairs.refusals import refuse
@@ -220,6 +221,9 @@ def smooth_in_one_pass(
 
     At each update, fairseq allocates new memory for its copies, and the operating system first fills this memory with
     zeros.  The formula is unchanged, and results differ from fairseq's only by rounding.
+
+    If nothing else reads the logits, their gradient overwrites them.  This holds for this plugin's models with
+    fairseq's criterion, and with subclasses that themselves set ``forgets_logits = True``.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)
@@ -230,6 +234,8 @@ def smooth_in_one_pass(
         and has_plain_softmax(own)
         and net_output[0].device.type == "cpu"
     ):
-        target = model.get_targets(sample, net_output)
-        return label_smoothed_nll_loss(net_output[0].flatten(0, -2), target.flatten(), self.eps, self.padding_idx)
+        target, logits = model.get_targets(sample, net_output).flatten(), net_output[0].flatten(0, -2)
+        forgets = vars(type(self)).get("forgets_logits", type(self) is LabelSmoothedCrossEntropyCriterion)
+        overwrite = forgets and not self.report_accuracy and isinstance(own.decoder, IncrementalDecoder)
+        return label_smoothed_nll_loss(logits, target, self.eps, self.padding_idx, overwrite)
     return compute(self, model, net_output, sample, reduce)

@@ -193,6 +193,8 @@ class VocabSelectionCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     the output layer contains only because of a reference are not candidates.
     """
 
+    forgets_logits = True
+
     @classmethod
     def build_criterion(cls, cfg: LabelSmoothedCrossEntropyCriterionConfig, task: FairseqTask) -> Any:
         """Build the criterion."""

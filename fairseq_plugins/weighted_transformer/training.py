@@ -191,6 +191,8 @@ class WeightedLabelSmoothedCrossEntropy(LabelSmoothedCrossEntropyCriterion):
     weight divided by the smallest; ratios above 1000 count as 1000.
     """
 
+    forgets_logits = True
+
     def forward(self, model: BaseFairseqModel, sample: dict[str, Any], reduce: bool = True) -> Any:
         """Compute fairseq's loss and the statistics, without a synchronisation with the device."""
         loss, sample_size, logging_output = super().forward(model, sample, reduce)

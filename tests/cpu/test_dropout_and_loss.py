@@ -119,8 +119,9 @@ def losses_and_gradient(function, logits: Tensor, target: Tensor, epsilon: float
 @pytest.mark.parametrize("epsilon", [0.0, 0.1])
 @pytest.mark.parametrize("factor", [1.0, 0.25])
 @pytest.mark.parametrize("rows", [1, 3, 100])
+@pytest.mark.parametrize("overwrite", [False, True])
 def test_it_is_fairseqs(
-    dtype: torch.dtype, epsilon: float, factor: float, rows: int, monkeypatch: pytest.MonkeyPatch
+    dtype: torch.dtype, epsilon: float, factor: float, rows: int, overwrite: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, target = case(40, dtype)
     monkeypatch.setattr(dropout_and_loss, "_CHUNK", rows * 40 // torch.get_num_threads())
@@ -128,9 +129,12 @@ def test_it_is_fairseqs(
     def fairseqs(logits: Tensor, target: Tensor, epsilon: float, ignored: int) -> tuple[Tensor, Tensor]:
         return plain(torch.log_softmax(logits, dim=-1, dtype=torch.float32), target, epsilon, ignored)
 
-    ours, theirs = (
-        losses_and_gradient(each, logits, target, epsilon, factor) for each in (label_smoothed_nll_loss, fairseqs)
-    )
+    def fused(logits: Tensor, target: Tensor, epsilon: float, ignored: int) -> tuple[Tensor, Tensor]:
+        return label_smoothed_nll_loss(2 * logits, target, epsilon, ignored, overwrite)
+
+    ours = losses_and_gradient(fused, logits / 2, target, epsilon, factor)
+    theirs = losses_and_gradient(fairseqs, logits, target, epsilon, factor)
+    theirs[2] *= 2
     assert [each.dtype for each in ours] == [torch.float32, torch.float32, dtype]
     assert not ours[2][1].any()
     bounds = {"rtol": 1e-5, "atol": 1e-6} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 1e-5}
@@ -160,7 +164,7 @@ def test_very_unlikely_targets() -> None:
     assert loss.isfinite()
 
 
-@pytest.mark.parametrize("options", [{}, {"ignore_prefix_size": 1}])
+@pytest.mark.parametrize("options", [{}, {"report_accuracy": True}, {"ignore_prefix_size": 1}])
 @pytest.mark.parametrize("reduce", [True, False])
 def test_in_a_criterion(build, task, sentences, architecture: str, options, reduce: bool, monkeypatch) -> None:
     """Losses, logs and gradients equal those of fairseq's original criterion."""
@@ -168,7 +172,7 @@ def test_in_a_criterion(build, task, sentences, architecture: str, options, redu
     target = sentences([4, 2])
     inputs = {"src_tokens": sentences([5, 3]), "src_lengths": torch.tensor([5, 3]), "prev_output_tokens": target}
     sample = {"net_input": inputs, "target": target, "ntokens": 6}
-    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1, report_accuracy=True, **options)
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1, **options)
     results, fused = [], []
     for compute in (
         LabelSmoothedCrossEntropyCriterion.compute_loss,
@@ -182,7 +186,47 @@ def test_in_a_criterion(build, task, sentences, architecture: str, options, redu
         loss.sum().backward()
         results.append([loss.detach(), size, log, {name: each.grad for name, each in twin.named_parameters()}])
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
-    assert fused == [reduce and not options, False]
+    assert fused == [reduce and "ignore_prefix_size" not in options, False]
+
+
+def test_who_may_overwrite_logits(build, task, sentences, architecture: str) -> None:
+    """The gradient overwrites the logits only if nothing else reads them, which a subclass must say itself."""
+
+    class Other(LabelSmoothedCrossEntropyCriterion):
+        pass
+
+    class Forgetful(LabelSmoothedCrossEntropyCriterion):
+        forgets_logits = True
+
+    class Heir(Forgetful):
+        pass
+
+    def overwrites(criterion: LabelSmoothedCrossEntropyCriterion, name: str = architecture) -> bool:
+        model, target = build(name, enlivened=False), sentences([4, 2])
+        output = model(sentences([5, 3]), torch.tensor([5, 3]), target)
+        before = output[0].detach().clone()
+        criterion.compute_loss(model, output, {"target": target})[0].backward()
+        return not torch.equal(before, output[0])
+
+    for kind, expected in (
+        (LabelSmoothedCrossEntropyCriterion, True),
+        (Forgetful, True),
+        (Other, False),
+        (Heir, False),
+    ):
+        assert overwrites(kind(task, False, 0.1)) is expected
+        assert not overwrites(kind(task, False, 0.1, report_accuracy=True))
+    assert not overwrites(LabelSmoothedCrossEntropyCriterion(task, False, 0.1), "transformer")
+
+
+def test_overwritten_logits_are_not_used_for_other_gradients() -> None:
+    """autograd refuses a second loss whose gradient needs the overwritten logits."""
+    logits, target = case(40, torch.float32)
+    logits = 2 * logits
+    other = logits.square().sum()
+    loss, _ = label_smoothed_nll_loss(logits, target, 0.1, PADDING, overwrite=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        (loss + other).backward()
 
 
 def test_another_softmax_stays(build, task, sentences, architecture: str) -> None:

@@ -21,7 +21,7 @@ from fairseq_plugins.cpu.convolution import (
     packed_products,
     with_window_layout,
 )
-from fairseq_plugins.cpu.linear import add_block_diagonal, batched, linear, onednn_is_faster
+from fairseq_plugins.cpu.linear import _zen, add_block_diagonal, batched, linear, onednn_is_faster
 from fairseq_plugins.cpu.packing import PackedWeightCache, has_onednn
 from tests.common.stepwise import reorders
 from tests.operators import Operators
@@ -41,7 +41,18 @@ def products(prefer_onednn: Callable[[bool], None]) -> Iterator[Callable[[], int
 @pytest.mark.parametrize("shape", [(256, 96), (8, 32, 96)])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
-def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...], bias: bool, transposed: bool) -> None:
+@pytest.mark.parametrize(("zen", "expected"), [(4, 2), (5, 3)])
+def test_it_is_a_linear_map(
+    products: Callable[[], int],
+    shape: tuple[int, ...],
+    bias: bool,
+    transposed: bool,
+    zen: int,
+    expected: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """oneDNN computes outputs and gradients of inputs, and on Zen 5 gradients of weights, too."""
+    monkeypatch.setattr("fairseq_plugins.cpu.linear._zen", lambda: zen)
     torch.manual_seed(1)
     x, w, b, g = torch.randn(shape), torch.randn(96, 128).t(), torch.randn(128) if bias else None, torch.randn(128)
     w = w if transposed else w.contiguous()
@@ -51,13 +62,13 @@ def test_it_is_a_linear_map(products: Callable[[], int], shape: tuple[int, ...],
         y = multiply(*inputs)
         (y * g).sum().backward()
         results.append([y, *(part.grad for part in inputs if part is not None)])
-    assert products()
+    assert products() == expected
     for ours, theirs in zip(*results, strict=True):
         torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)
 
 
-def cpuinfo(maker: str, family: int) -> str:
-    one = f"vendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\n"
+def cpuinfo(maker: str, family: int, flags: str = "fpu avx512f sse") -> str:
+    one = f"vendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\nflags\t\t: {flags}\n"
     return f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}"
 
 
@@ -65,7 +76,8 @@ def cpuinfo(maker: str, family: int) -> str:
     ("choice", "processor", "chosen"),
     [
         ("", cpuinfo("AuthenticAMD", 26), True),
-        ("", cpuinfo("AuthenticAMD", 25), False),
+        ("", cpuinfo("AuthenticAMD", 25), True),
+        ("", cpuinfo("AuthenticAMD", 25, "fpu avx2 avx512"), False),  # Zen 3
         ("", cpuinfo("GenuineIntel", 26), False),
         ("", "processor\t: 0\nCPU implementer\t: 0x41\n", False),
         ("0", cpuinfo("AuthenticAMD", 26), False),
@@ -76,6 +88,7 @@ def test_the_choice_of_the_library(monkeypatch, choice: str, processor: str, cho
     """The choice depends on the CPU only: libraries round differently, and a resumed training must not change."""
     monkeypatch.setenv("FAIRSEQ_PLUGINS_ONEDNN", choice)
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: processor)
+    monkeypatch.setattr("fairseq_plugins.cpu.linear._zen", _zen.__wrapped__)
     assert onednn_is_faster.__wrapped__() is chosen
 
 
