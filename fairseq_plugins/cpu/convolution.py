@@ -43,7 +43,7 @@ def convolve_time_first(
     if batch_weights is not None and pairs_are_faster(x, kernel, x.size(2), batch_weights):
         return convolve_in_pairs(x, weight, bias, padding, batch_weights)
     x = F.pad(x, (0, 0, 0, 0, *padding))
-    if not uses_onednn(x, batch_weights):
+    if not uses_onednn(x, batch_weights, with_copy=True):
         return torch.conv_tbc(x.contiguous(), weight, bias)
     windows = torch.cat([x[start : start + length] for start in range(kernel)], dim=-1)
     return linear(windows, as_matrix(weight), bias, batch_weights)

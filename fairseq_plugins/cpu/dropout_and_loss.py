@@ -87,9 +87,10 @@ def label_smoothed_nll_loss(
         target: indices of the correct words, (N,).
         epsilon: probability that label smoothing takes from the correct word and divides among the other words.
         ignore_index: value of ``target`` at positions that the loss ignores.
-        overwrite: whether to store the gradient in the memory of the logits.
+        overwrite: whether to store the gradient in the memory of the logits, which must not be a leaf; nothing may read
+            the logits afterwards.
     """
-    return _SmoothedLoss.apply(logits, target, epsilon, ignore_index, overwrite)
+    return _SmoothedLoss.apply(logits, target, epsilon, ignore_index, overwrite and torch.is_grad_enabled())
 
 
 class _SmoothedLoss(torch.autograd.Function):
@@ -105,7 +106,7 @@ class _SmoothedLoss(torch.autograd.Function):
         counted = target.ne(ignore_index).to(exact)
         grad = None
         if ctx.needs_input_grad[0]:
-            # `detach` shares memory and version, so autograd reports an error if another gradient needs the logits.
+            # `detach` shares memory and version: autograd reports an error if another gradient needs the old values.
             grad = logits.detach() if overwrite else torch.empty_like(logits)
         nll, smooth = torch.empty(2, len(logits), 1, dtype=exact)
         rows = max(1, torch.get_num_threads() * _CHUNK // size)

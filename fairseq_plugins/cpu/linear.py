@@ -1,8 +1,8 @@
 """Linear maps and block-diagonal products, computed fast on CPUs.
 
 torch contains two matrix libraries for CPUs, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.
-On AMD's Zen 5, MKL has half the speed of oneDNN.  On Zen 4, oneDNN is faster for outputs and gradients of inputs, and
-MKL is faster for gradients of weights.  This module uses the faster library.
+On AMD's Zen 5, MKL has half the speed of oneDNN.  On Zen 4, oneDNN is faster only if it needs no copy of an input.
+This module uses the faster library.
 
 K inputs, O outputs.
 """
@@ -44,9 +44,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_weights:
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
 
 
-def uses_onednn(x: Tensor, batch_weights: BatchWeights | None = None) -> bool:
-    """Return whether `linear` uses oneDNN for large products with x."""
-    return can_pack(x) and (batch_weights is not None or onednn_is_faster())
+def uses_onednn(x: Tensor, batch_weights: BatchWeights | None = None, with_copy: bool = False) -> bool:
+    """Return whether to use oneDNN for large products with x; see `onednn_is_faster` for ``with_copy``."""
+    return can_pack(x) and (batch_weights is not None or onednn_is_faster(with_copy))
 
 
 class _OneDNNLinear(torch.autograd.Function):
@@ -71,14 +71,17 @@ def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
     """Return ``gradᵀ x``, (O, K), in the weight's memory layout, so that autograd need not copy the gradient."""
     by_row = weight.is_contiguous()
     left, right = (grad, x) if by_row else (x, grad)
-    # oneDNN first copies the transposed matrix; MKL does not, and this outweighs its slower product except on Zen 5.
-    product = onednn_product(left.t(), right.t()) if _zen() == 5 else left.t() @ right
+    # oneDNN copies the transposed matrix.
+    product = onednn_product(left.t(), right.t()) if onednn_is_faster(with_copy=True) else left.t() @ right
     return product if by_row else product.t()
 
 
 @functools.cache
-def onednn_is_faster() -> bool:
-    """Return whether to use oneDNN instead of MKL for outputs and for gradients of inputs.
+def onednn_is_faster(with_copy: bool = False) -> bool:
+    """Return whether to use oneDNN instead of MKL.
+
+    ``with_copy`` says whether oneDNN needs a copy of an input that MKL does not need: windows of a convolution, or a
+    transposed matrix.
 
     The environment variable ``FAIRSEQ_PLUGINS_ONEDNN`` overrides the choice: 1 selects oneDNN, 0 selects MKL.  The
     libraries round differently, and a resumed training must compute the same numbers.  Therefore the choice depends on
@@ -87,7 +90,7 @@ def onednn_is_faster() -> bool:
     choice = os.environ.get("FAIRSEQ_PLUGINS_ONEDNN", "")
     if choice not in ("", "0", "1"):
         raise ValueError(f"FAIRSEQ_PLUGINS_ONEDNN must be 1 (oneDNN) or 0 (MKL), got {choice!r}")
-    return choice == "1" if choice else _zen() in (4, 5)
+    return choice == "1" if choice else _zen() == 5 or (_zen() == 4 and not with_copy)
 
 
 @functools.cache
@@ -96,9 +99,11 @@ def _zen() -> int:
     with contextlib.suppress(OSError, KeyError, ValueError):
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         fields = dict(re.findall(r"^(vendor_id|cpu family|flags)\s*: *(.*)$", text, flags=re.MULTILINE))
-        # Zen 3 has the same family as Zen 4, but no AVX-512.
-        if fields["vendor_id"] == "AuthenticAMD" and "avx512f" in fields["flags"].split():
-            return {25: 4, 26: 5}.get(int(fields["cpu family"]), 0)
+        match fields["vendor_id"], int(fields["cpu family"]):
+            case "AuthenticAMD", 25 if "avx512f" in fields["flags"].split():  # Zen 3 has this family, but no AVX-512
+                return 4
+            case "AuthenticAMD", 26:
+                return 5
     return 0
 
 

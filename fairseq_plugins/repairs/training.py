@@ -213,6 +213,16 @@ def update(optimizer: Adam, group: dict[str, Any]) -> None:
         )
 
 
+def has_plain_forward(model: FairseqEncoderDecoderModel) -> bool:
+    """Return whether logits come from this plugin's ``forward`` and a linear map, so that nothing else holds them."""
+    decoder = type(model.decoder)
+    return (
+        type(model).forward is FairseqEncoderDecoderModel.forward
+        and getattr(decoder, "forward", None) is IncrementalDecoder.forward
+        and getattr(decoder, "output_layer", None) is IncrementalDecoder.output_layer
+    )
+
+
 @wrap(LabelSmoothedCrossEntropyCriterion, "compute_loss")
 def smooth_in_one_pass(
     compute: Any, self: Any, model: Any, net_output: Any, sample: dict[str, Any], reduce: bool = True
@@ -222,8 +232,8 @@ def smooth_in_one_pass(
     At each update, fairseq allocates new memory for its copies, and the operating system first fills this memory with
     zeros.  The formula is unchanged, and results differ from fairseq's only by rounding.
 
-    If nothing else reads the logits, their gradient overwrites them.  This holds for this plugin's models with
-    fairseq's criterion, and with subclasses that themselves set ``forgets_logits = True``.
+    If nothing else reads the logits, their gradient overwrites them.  This holds for fairseq's criterion, and for
+    subclasses that themselves set ``forgets_logits = True``, with models that inherit this plugin's ``forward``.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)
@@ -236,6 +246,6 @@ def smooth_in_one_pass(
     ):
         target, logits = model.get_targets(sample, net_output).flatten(), net_output[0].flatten(0, -2)
         forgets = vars(type(self)).get("forgets_logits", type(self) is LabelSmoothedCrossEntropyCriterion)
-        overwrite = forgets and not self.report_accuracy and isinstance(own.decoder, IncrementalDecoder)
+        overwrite = forgets and not self.report_accuracy and has_plain_forward(own)
         return label_smoothed_nll_loss(logits, target, self.eps, self.padding_idx, overwrite)
     return compute(self, model, net_output, sample, reduce)

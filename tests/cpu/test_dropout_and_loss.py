@@ -14,6 +14,8 @@ from torch import Tensor
 
 from fairseq_plugins.cpu import dropout_and_loss
 from fairseq_plugins.cpu.dropout_and_loss import Dropout, dropout, label_smoothed_nll_loss
+from fairseq_plugins.vocabulary.candidates import VocabSelectionCrossEntropy
+from fairseq_plugins.weighted_transformer.training import WeightedLabelSmoothedCrossEntropy
 
 P = 0.3  # 65536 p is rounded up
 NUMBERS = 2**20
@@ -201,22 +203,42 @@ def test_who_may_overwrite_logits(build, task, sentences, architecture: str) -> 
     class Heir(Forgetful):
         pass
 
-    def overwrites(criterion: LabelSmoothedCrossEntropyCriterion, name: str = architecture) -> bool:
+    def overwrites(
+        criterion: LabelSmoothedCrossEntropyCriterion, name: str = architecture, decoder: type | None = None
+    ) -> bool:
         model, target = build(name, enlivened=False), sentences([4, 2])
+        model.decoder.__class__ = decoder or type(model.decoder)
         output = model(sentences([5, 3]), torch.tensor([5, 3]), target)
         before = output[0].detach().clone()
         criterion.compute_loss(model, output, {"target": target})[0].backward()
         return not torch.equal(before, output[0])
 
+    class Reader(type(build(architecture).decoder)):
+        def output_layer(self, features, **unused):
+            return super().output_layer(features)
+
     for kind, expected in (
         (LabelSmoothedCrossEntropyCriterion, True),
+        (WeightedLabelSmoothedCrossEntropy, True),
         (Forgetful, True),
         (Other, False),
         (Heir, False),
     ):
         assert overwrites(kind(task, False, 0.1)) is expected
         assert not overwrites(kind(task, False, 0.1, report_accuracy=True))
-    assert not overwrites(LabelSmoothedCrossEntropyCriterion(task, False, 0.1), "transformer")
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    assert not overwrites(criterion, "transformer")
+    assert not overwrites(criterion, decoder=Reader)
+    assert vars(VocabSelectionCrossEntropy)["forgets_logits"]
+
+
+def test_logits_stay_without_gradients() -> None:
+    logits, target = case(40, torch.float32)
+    logits = 2 * logits
+    before = logits.detach().clone()
+    with torch.no_grad():
+        label_smoothed_nll_loss(logits, target, 0.1, PADDING, overwrite=True)
+    assert torch.equal(before, logits)
 
 
 def test_overwritten_logits_are_not_used_for_other_gradients() -> None:
@@ -244,6 +266,7 @@ def test_another_softmax_stays(build, task, sentences, architecture: str) -> Non
     criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
     before, _ = criterion.compute_loss(model, output, sample)
     decoder.__class__ = Sharper
+    output = model(sentences([5, 3]), None, target)  # the gradient may have overwritten the logits
     after, _ = criterion.compute_loss(model, output, sample)
     expected, _ = inspect.unwrap(LabelSmoothedCrossEntropyCriterion.compute_loss)(criterion, model, output, sample)
     assert float(after) == float(expected)
