@@ -89,7 +89,7 @@ bench: setup  ## compare the speed of training and decoding with fairseq's, and 
 	$(BIN)/python examples/benchmarks/conv_encoder.py
 
 # NEWSTEST=test.en.gz is the English side of newstest2014, for machines without network.
-figures: setup  ## measure the ratios on the pages (25 minutes), and compare them with the previous ratios of this kind of machine
+figures: setup  ## measure the ratios on the pages (25 to 40 minutes), and compare them with the previous ratios of this kind of machine
 	-$(BIN)/python -m pip install --quiet ctranslate2
 	$(BIN)/python examples/benchmarks/figures.py $(if $(NEWSTEST),--input $(NEWSTEST))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
 
 from fairseq_plugins.repairs import REPAIRS
@@ -24,8 +23,11 @@ def render() -> str:
     for part, modules in PARTS.items():
         lines += [f"**{part}**", ""]
         for repair in sorted(REPAIRS, key=lambda repair: repair.__name__):
-            if repair.__module__.rpartition(".")[2] in modules and (text := inspect.getdoc(repair)):
-                lines.append("- " + text.split("\n\n")[0].replace("\n", " ").replace("``", "`"))
+            if repair.__module__.rpartition(".")[2] in modules:
+                if repair.__doc__ is None:
+                    raise ValueError(f"{repair.__name__} has no docstring; describe the fault that it repairs")
+                first = repair.__doc__.partition("\n\n")[0]
+                lines.append("- " + " ".join(first.replace("``", "`").split()))
         lines.append("")
     return "\n".join(lines)
 

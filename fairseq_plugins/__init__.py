@@ -8,7 +8,7 @@ import pkgutil
 
 __version__ = "0.2.0"
 
-# Packages that register nothing with fairseq.
+# Packages that `_install` does not import: cli and export register nothing, and repairs is already imported.
 _UNREGISTERED = {"cli", "export", "repairs"}
 
 
@@ -16,7 +16,8 @@ def install(command: bool = False) -> None:
     """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
 
     This function is called by fairseq's ``--user-dir``, by ``from_pretrained`` of this plugin's models, and by the
-    commands of ``fairseq-plugins``.  Later calls are no-ops.
+    commands of ``fairseq-plugins``.  A repeated call does nothing, but ``install(command=True)`` after ``install()``
+    adds the setup of a command.
 
     Args:
         command: whether to also set up the process for a fairseq command.  The setup changes memory settings, hides

@@ -82,20 +82,21 @@ def test_figures_computes_ratios_of_rounds() -> None:
 
 
 def test_figures_knows_which_code_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Changed code makes the table old; changed pages and tables do not."""
+    """Changed code makes the table old; changed pages, tables, comments and docstrings do not."""
     places = ("fairseq_plugins/code.py", "examples/benchmarks/log.md", "examples/benchmarks/figures/table.txt")
     code, page, table = (tmp_path / place for place in places)
     monkeypatch.setitem(FIGURES["check"].__globals__, "ROOT", tmp_path)
     monkeypatch.setitem(FIGURES["check"].__globals__, "PAGES", table)
     for path in (code, page, table):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("first")
+        path.write_text('def twice(x):\n    """First."""\n    return 2 * x\n')
     for words in (["init", "--quiet"], ["add", "-A"], ["commit", "--quiet", "--message=c"]):
         subprocess.run(["git", "-C", tmp_path, "-c", "user.name=a", "-c", "user.email=b", *words], check=True)
     table.write_text("machine; commit HEAD\n")
     page.write_text("second")
+    code.write_text('def twice(x):\n    """Second."""\n    return 2 * x  # a comment\n')
     FIGURES["check"]()
-    code.write_text("second")
+    code.write_text('def twice(x):\n    """First."""\n    return 3 * x\n')
     with pytest.raises(SystemExit, match=r"fairseq_plugins/code\.py"):
         FIGURES["check"]()
     table.write_text("machine; commit 1234567\n")

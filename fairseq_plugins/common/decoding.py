@@ -6,9 +6,8 @@ A *row* is one hypothesis.  Between two steps, a beam search selects the hypothe
 sentences.  The row indices of the selected hypotheses are stored until the next step, so that each row is copied only
 once.
 
-Contract: the k rows of a sentence are adjacent, each hypothesis stays among the rows of its sentence, and sentences
-keep their places.
-When sentences are dropped, remaining sentences may move into the free rows; a sentence moves with all its rows.
+Contract: the k rows of a sentence are adjacent, each hypothesis stays among the rows of its sentence, and a sentence
+changes its place, with all its rows, only when another sentence is dropped.
 `RowOrder.reorder`, through which fairseq's search re-orders rows, checks the contract on the device, to avoid a
 synchronisation.  On a GPU, a violation of the contract therefore raises an error only at a later call.  This plugin's
 search keeps the contract, and `step` does not check it again.
@@ -47,19 +46,21 @@ _OPERATORS.impl("reorder_rows", lambda state, order: state.index_select(0, order
 class Decoding(Protocol):
     """The interface of a batch's decode-time state, implemented for this plugin's decoders and for fairseq's."""
 
-    fixed: bool  # if true, all tensors keep their shapes and addresses between steps, and rows cannot be dropped
+    fixed: bool  # if true, only `make_room` changes shapes and addresses of tensors, and rows cannot be dropped
 
     def make_room(self) -> None:
         """Begin a step: check that the model has a position for the next token, and allocate memory if necessary.
 
-        Call this method on the host before each step.
+        Call this method on the host before each step.  A search that is captured as CUDA graphs does not call it, and
+        allocates memory for all steps at the start.
         """
 
     def step(self, tokens: Tensor, order: Tensor) -> tuple[Tensor, Tensor | None]:
         """Compute one step without synchronisation.
 
         Args:
-            tokens: one token per row, (R,).  In the first step, one token per sentence is also allowed.
+            tokens: one token per row, (R,).  The first step of a `StepwiseDecoding` that is not `fixed` also accepts
+                one token per sentence.
             order: index of the previous row that each row continues, in the shape of ``tokens``.
 
         Returns:
@@ -83,7 +84,7 @@ class StepwiseDecoding:
     Args:
         source: encoder output, one entry per sentence.
         capacity: number of steps to allocate memory for.  If the capacity is given, the state is `fixed`: its
-            tensors keep their shapes and addresses.
+            tensors keep their shapes and addresses until `make_room` needs more memory.
         words: candidate words to predict (see `selected_rows`), or None for all words.
 
     Attributes:

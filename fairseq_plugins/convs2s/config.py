@@ -1,4 +1,4 @@
-"""Options and architectures of ConvS2S, and options of its learning-rate schedule.
+"""Options and architectures of ConvS2S.
 
 Option names follow fairseq's fconv.  Sizes are those of the paper and differ from those of fairseq's architectures.
 Word embeddings and the input of the output layer have 512 dimensions (section 4.2).  Sections 5.1, 5.4 and 5.7 describe

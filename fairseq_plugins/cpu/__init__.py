@@ -2,8 +2,8 @@
 
 - `linear`: `linear` computes `F.linear` by oneDNN where oneDNN is faster than MKL, or with packed weights.
   `add_block_diagonal` computes `batched`, and adds the result in place.
-- `convolution`: `convolve_time_first` and `convolve_channels_first` compute `conv_tbc` and `conv1d` as products of
-  windows, or in pairs of outputs.
+- `convolution`: `convolve_time_first` computes `conv_tbc` as products of windows, or in pairs of outputs.
+  Without gradients, `convolve_channels_first` computes `conv1d` as products of windows.
 - `packing`: products with packed weights, without gradients, in three precisions; a weight cache.
 - `dropout_and_loss`: `dropout` computes `F.dropout`, and `label_smoothed_nll_loss` computes fairseq's loss.
 

@@ -74,6 +74,7 @@ def resume_with_other_processes(save: Any, self: EpochBatchIterator) -> dict[str
 
 @wrap(EpochBatchIterator, "load_state_dict")
 def skip_trained_batches(load: Any, self: EpochBatchIterator, state_dict: dict[str, Any]) -> None:
+    """Skip the batches that the stopped training has trained, even if the number of processes has changed."""
     if type(self) is EpochBatchIterator and "passed" in state_dict:
         state_dict = {**state_dict, "iterations_in_epoch": rows_passed(self, state_dict)}
     load(self, state_dict)

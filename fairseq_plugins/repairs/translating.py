@@ -142,6 +142,7 @@ def replace_unknown_words_by_attention(post_process: Any, *args: Any, **kwargs: 
 
 @wrap(utils, "load_align_dict")
 def read_dictionary_of_unknown_words(_: Any, replace_unk: str | None) -> dict[str, str] | None:
+    """Refuse malformed lines in the file of ``--replace-unk``, and name the line; fairseq raises an IndexError."""
     return read_translations(replace_unk)
 
 

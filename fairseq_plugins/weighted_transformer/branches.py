@@ -6,7 +6,7 @@ width F = d_ff/M.  The input of the layer is x.
 
     h̄_i = κ_i head_i W^O_i                                                            (equation 6)
     FFN_i(z) = max(0, z W_1i + b_1i) W_2i
-    u = LayerNorm(x + Σ_i h̄_i)
+    u = LayerNorm(x + Σ_i h̄_i + b^O)
     y = LayerNorm(u + Σ_i α_i FFN_i(x + h̄_i) + b_2)                                   (equation 7)
 
 The paper keeps residual connections but does not say where they are.  These equations are this project's reading
@@ -56,6 +56,7 @@ class BranchedBlock(nn.Module):
         gating_topk: number of branches that a gate selects per token (section 4.5), or None to use α without a gate.
         dropout: dropout probability before residual connections.
         relu_dropout: dropout probability inside the feed-forward networks; the paper does not use it.
+        owner: class of the layer, by which ``--retain-dropout-modules`` selects the dropout of the block.
     """
 
     batch_weights: BatchWeights | None = None  # weights of the current batch, set by `with_batch_weights`

@@ -15,7 +15,7 @@ import fairseq_plugins
 from fairseq_plugins.common.decoding import StepwiseDecoding, reorder_rows, update_state
 from fairseq_plugins.common.embedding import InputEmbedding, normal_embedding
 from fairseq_plugins.common.model import IncrementalDecoder, SourceEncoder, TranslationModel
-from fairseq_plugins.common.options import SIZE, register_presets
+from fairseq_plugins.common.options import SIZE, check_ranges, register_presets
 from fairseq_plugins.common.source import softmax
 from fairseq_plugins.common.weight_norm import Linear
 
@@ -46,7 +46,7 @@ class ToyDecoding(StepwiseDecoding):
         self.state = self.source.keys.new_zeros(self.order.rows, self.source.keys.size(-1))
 
     def compute(self, tokens: Tensor, order: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        state = self.state if order is None else reorder_rows(self.state, order)
+        state = reorder_rows(self.state, order)
         s = state / 2 + self.decoder.embedding.step(tokens, self.position)
         update_state(self, state=s)
         context, a = self.decoder.attention(self.by_sentence(s), self.source)
@@ -81,6 +81,8 @@ class ToyModel(TranslationModel):
 
     @classmethod
     def build(cls, cfg, task) -> "ToyModel":
+        check_ranges(cfg, ToyConfig)
+
         def embedding(dictionary) -> InputEmbedding:
             words = normal_embedding(len(dictionary), cfg.width or 16, dictionary.pad())
             return InputEmbedding(words, max_positions=64, positions="learned", dropout=0.0)
