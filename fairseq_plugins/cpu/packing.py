@@ -3,8 +3,8 @@
 A matrix product on a CPU first reorders the weight into the layout that the kernel reads.  For products with few rows,
 this reordering takes much of the time.  oneDNN, a part of torch, can keep the weight in this layout; the weight is then
 called packed.  On two AVX-512 cores, the product of 80 rows with a packed 1536 x 1024 matrix takes 0.7 times as long as
-with the plain matrix, and the product of 5 rows takes 0.45 times as long.  In int8, torch's
-quantisation operators pack the weight for oneDNN or FBGEMM.
+with the plain matrix, and the product of 5 rows takes 0.45 times as long.  In int8, torch's quantisation operators pack
+the weight for oneDNN or FBGEMM.
 
 A `PackedLinear` holds one packed weight.  A `BatchWeights` holds the packed weights of one batch, and a
 `PackedWeightCache` keeps them for the next batch.  Modules that multiply with weights have an attribute
