@@ -8,9 +8,6 @@ import pkgutil
 
 __version__ = "0.2.0"
 
-# Packages that `_install` does not import: cli and export register nothing, and repairs is already imported.
-_UNREGISTERED = {"cli", "export", "repairs"}
-
 
 def install(command: bool = False) -> None:
     """Repair fairseq, and register the plugin's models, criterions, optimizers, schedules and task.
@@ -31,7 +28,7 @@ def _install(command: bool) -> None:
     repairs = importlib.import_module("fairseq_plugins.repairs")
     repairs.repair_fairseq()
     for package in pkgutil.iter_modules(__path__):
-        if package.ispkg and package.name not in _UNREGISTERED:
+        if package.ispkg:
             importlib.import_module(f"{__name__}.{package.name}")
     if command:
         repairs.set_up_command()

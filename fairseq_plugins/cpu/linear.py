@@ -13,13 +13,15 @@ import contextlib
 import functools
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, onednn_product
 
@@ -27,18 +29,23 @@ from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, on
 # oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
+# glibc returns a freed block of at least this number of bytes to the operating system, whatever its threshold.
+_LARGE = 2**25
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_weights: BatchWeights | None = None) -> Tensor:
     """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O)."""
-    if (
-        not uses_onednn(x, batch_weights)
-        or weight.dtype != x.dtype
-        or x.numel() * weight.size(0) < _MIN_MULTIPLICATIONS
-    ):
+    if weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
-    if batch_weights is not None and can_pack(weight) and not torch.is_grad_enabled():
-        return batch_weights.packed(PackedLinear, weight, bias)(x)
-    y: Tensor = _OneDNNLinear.apply(x.reshape(-1, x.size(-1)), weight, bias)
+    if uses_onednn(x, batch_weights) and x.numel() * weight.size(0) >= _MIN_MULTIPLICATIONS:
+        if batch_weights is not None and can_pack(weight) and not torch.is_grad_enabled():
+            return batch_weights.packed(PackedLinear, weight, bias)(x)
+        function: type[torch.autograd.Function] = _OneDNNLinear
+    elif _is_large(x, weight):
+        function = _LargeLinear
+    else:
+        return F.linear(x, weight, bias)
+    y: Tensor = function.apply(x.reshape(-1, x.size(-1)), weight, bias)
     # If x is a matrix, return y itself, not a view of y.  If the caller overwrites a view in place, the backward pass
     # copies the gradient of the view.
     return y if x.dim() == 2 else y.view(*x.shape[:-1], -1)
@@ -58,22 +65,67 @@ class _OneDNNLinear(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        x, weight = ctx.saved_tensors
-        for_x, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            onednn_product(grad, weight.t()) if for_x else None,
-            _weight_gradient(weight, grad, x) if for_weight else None,
-            grad.sum(dim=0) if for_bias else None,
-        )
+        return _gradients(ctx, grad, onednn_product, onednn_product if onednn_is_faster(with_copy=True) else F.linear)
 
 
-def _weight_gradient(weight: Tensor, grad: Tensor, x: Tensor) -> Tensor:
-    """Return ``gradᵀ x``, (O, K), in the weight's memory layout, so that autograd need not copy the gradient."""
-    by_row = weight.is_contiguous()
-    left, right = (grad, x) if by_row else (x, grad)
-    # oneDNN copies the transposed matrix.
-    product = onednn_product(left.t(), right.t()) if onednn_is_faster(with_copy=True) else left.t() @ right
-    return product if by_row else product.t()
+def _is_large(x: Tensor, weight: Tensor) -> bool:
+    """Return whether x belongs to a training on a CPU, and its product with the weight has 32 MB or more."""
+    return (
+        torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and x.numel() // x.size(-1) * weight.size(0) * x.element_size() >= _LARGE
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+class _LargeLinear(torch.autograd.Function):
+    """A linear map that stores its output in the memory of an earlier output, if a gradient overwrote that output.
+
+    Without reuse, the operating system clears new memory for the logits, page by page, at each update.  A gradient in
+    the memory of an output means that nothing may read this output any more; see `label_smoothed_nll_loss`.  All views
+    of a block share a version, so a second backward pass through the same loss fails if its gradient was overwritten.
+    """
+
+    blocks: ClassVar[dict[torch.dtype, Tensor]] = {}  # memory to reuse: one (rows, O) for each precision
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        block = _LargeLinear.blocks.get(x.dtype)
+        if block is not None and block.size(1) == len(weight):
+            del _LargeLinear.blocks[x.dtype]
+        if block is None or block.size(1) != len(weight) or len(block) < len(x):
+            block = x.new_empty(len(x), len(weight))
+        y = block[: len(x)]
+        ctx.memory = StorageWeakRef(y.untyped_storage())
+        return torch.mm(x, weight.t(), out=y) if bias is None else torch.addmm(bias, x, weight.t(), out=y)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        gradients = _gradients(ctx, grad, F.linear, F.linear)
+        memory = grad.untyped_storage()
+        if StorageWeakRef(memory) == ctx.memory:
+            rows = memory.nbytes() // (grad.size(1) * grad.element_size())
+            _LargeLinear.blocks[grad.dtype] = grad.as_strided((rows, grad.size(1)), (grad.size(1), 1), 0)
+        return gradients
+
+
+def _gradients(
+    ctx: Any, grad: Tensor, product: Callable[..., Tensor], product_of_transposed: Callable[..., Tensor]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, weight and bias; both functions compute a product like `F.linear`."""
+    x, weight = ctx.saved_tensors
+    for_x, for_weight, for_bias = ctx.needs_input_grad
+    grad_weight = None
+    if for_weight:
+        # The gradient gets the weight's memory layout, so that autograd need not copy it.
+        by_row = weight.is_contiguous()
+        left, right = (grad, x) if by_row else (x, grad)
+        grad_weight = product_of_transposed(left.t(), right.t())
+        grad_weight = grad_weight if by_row else grad_weight.t()
+    return product(grad, weight.t()) if for_x else None, grad_weight, grad.sum(dim=0) if for_bias else None
 
 
 @functools.cache

@@ -275,6 +275,12 @@ REFUSALS = (
         "--replace-unk needs a model without subwords, got --post-process (--remove-bpe) {o.post_process}; "
         "leave one out",
     ),
+    Refusal(
+        GENERATE,
+        lambda o: o.replace_unk is not None and o.dataset_impl != "raw",
+        "--replace-unk needs text, because binary data does not contain the unknown words, got --dataset-impl "
+        "{o.dataset_impl}; use fairseq-interactive, or raw data with --dataset-impl raw",
+    ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),
     Refusal(

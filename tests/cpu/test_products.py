@@ -21,6 +21,7 @@ from fairseq_plugins.cpu.convolution import (
     packed_products,
     with_window_layout,
 )
+from fairseq_plugins.cpu.dropout_and_loss import label_smoothed_nll_loss
 from fairseq_plugins.cpu.linear import _zen, add_block_diagonal, batched, linear, onednn_is_faster
 from fairseq_plugins.cpu.packing import PackedWeightCache, has_onednn
 from tests.common.stepwise import reorders
@@ -81,6 +82,61 @@ def test_products_that_need_a_copy(
 def cpuinfo(maker: str, family: int, flags: str = "fpu avx512f sse") -> str:
     one = f"vendor_id\t: {maker}\ncpu family\t: {family}\nmodel\t\t: 2\nflags\t\t: {flags}\n"
     return f"processor\t: 0\n{one}\nprocessor\t: 1\n{one}"
+
+
+@pytest.fixture
+def large(prefer_onednn: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reuse the memory of every output, without oneDNN."""
+    prefer_onednn(False)
+    monkeypatch.setattr("fairseq_plugins.cpu.linear._LARGE", 0)
+    monkeypatch.setattr("fairseq_plugins.cpu.linear._LargeLinear.blocks", {})
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_large_outputs_reuse_memory(large: None, dtype: torch.dtype, bias: bool, transposed: bool) -> None:
+    """A batch's logits are in the memory of earlier logits with at least as many rows; all results are F.linear's."""
+    torch.manual_seed(1)
+    w, b = torch.randn(96, 128, dtype=dtype).t(), torch.randn(128, dtype=dtype) if bias else None
+    w = w if transposed else w.contiguous()
+    addresses = []
+    for sentences in (6, 4, 6, 7, 7):
+        x = torch.randn(sentences, 5, 96, dtype=dtype)
+        target = torch.randint(1, 128, (sentences * 5,))
+        results = []
+        for multiply in (linear, F.linear):
+            inputs = [None if part is None else part.detach().requires_grad_() for part in (x, w, b)]
+            logits = multiply(*inputs)
+            loss, _ = label_smoothed_nll_loss(logits.flatten(0, 1), target, 0.1, 0, multiply is linear)
+            if multiply is linear:
+                addresses.append(logits.data_ptr())
+            loss.backward()
+            results.append([loss, *(part.grad for part in inputs if part is not None)])
+        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
+        # An output of another width, such as that of a feed-forward network, leaves the memory to the logits.
+        assert linear(x, torch.randn(64, 96, dtype=dtype)).data_ptr() != addresses[-1]
+    assert addresses[0] == addresses[1] == addresses[2] != addresses[3] == addresses[4]
+
+
+def test_memory_in_use_is_not_reused(large: None) -> None:
+    """Logits are overwritten only after their gradient has overwritten them and has been used."""
+    x, w, target = torch.randn(5, 96), torch.randn(128, 96, requires_grad=True), torch.arange(5)
+    first, second = linear(x, w), linear(x, w)
+    assert torch.equal(first, second)
+    gradient = torch.ones_like(first)
+    first.backward(gradient)
+    assert torch.equal(linear(x, w), second)
+    assert gradient.eq(1).all()
+    loss, _ = label_smoothed_nll_loss(second, target, 0.1, 0, overwrite=True)
+    loss.backward(retain_graph=True)
+    expected = w.grad.clone()
+    w.grad = None
+    loss.backward(retain_graph=True)
+    assert torch.equal(w.grad + x.sum(dim=0), expected)
+    linear(x, w)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
 
 
 @pytest.mark.parametrize(
