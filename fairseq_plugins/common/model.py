@@ -21,7 +21,7 @@ from fairseq_plugins.common.decoding import StepwiseDecoding
 from fairseq_plugins.common.embedding import InputEmbedding
 from fairseq_plugins.common.options import Options
 from fairseq_plugins.common.source import Source
-from fairseq_plugins.common.weight_norm import fold_weight_norm_, remove_weight_norm_
+from fairseq_plugins.common.weight_norm import Linear, fold_weight_norm_, remove_weight_norm_
 from fairseq_plugins.cpu.packing import BatchWeights
 
 ModelT = TypeVar("ModelT", bound="TranslationModel")
@@ -67,7 +67,7 @@ class IncrementalDecoder(FairseqIncrementalDecoder):
     """
 
     decoding_class: ClassVar[type[StepwiseDecoding]]
-    output_projection: nn.Linear
+    output_projection: Linear
     batch_weights: BatchWeights | None = None
 
     def __init__(self, dictionary: Dictionary, embedding: InputEmbedding) -> None:
@@ -187,6 +187,7 @@ class TranslationModel(FairseqEncoderDecoderModel):
 
     def __init__(self, encoder: SourceEncoder, decoder: IncrementalDecoder) -> None:
         super().__init__(encoder, decoder)
+        decoder.output_projection.reuse_memory = True
         self.register_buffer("version", torch.tensor(self.state_version))
 
     @classmethod

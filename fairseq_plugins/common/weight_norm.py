@@ -72,13 +72,19 @@ class WeightNormalisable(nn.Module):
 
 
 class Linear(WeightNormalisable, nn.Linear):  # type: ignore[override]  # torch's weight is a parameter
-    """A linear map, computed by `cpu.linear.linear`."""
+    """A linear map, computed by `cpu.linear.linear`.
 
-    batch_weights: BatchWeights | None = None  # packed weights of the current batch, set by `with_batch_weights`
+    Attributes:
+        batch_weights: packed weights of the current batch; set by `with_batch_weights`.
+        reuse_memory: whether a large output may take the memory of an earlier output, as a model's logits may.
+    """
+
+    batch_weights: BatchWeights | None = None
+    reuse_memory = False
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., K) -> (..., O)."""
-        return linear(x, self.weight, self.bias, self.batch_weights)
+        return linear(x, self.weight, self.bias, self.batch_weights, self.reuse_memory)
 
 
 def normalised_linear(inputs: int, outputs: int, retain: float = 1.0) -> Linear:

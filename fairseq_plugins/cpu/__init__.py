@@ -1,7 +1,7 @@
 """Fast CPU versions of matrix products, convolutions, dropout and a training loss.
 
-- `linear`: `linear` computes `F.linear` by oneDNN where oneDNN is faster than MKL, or with packed weights.
-  `add_block_diagonal` computes `batched`, and adds the result in place.
+- `linear`: `linear` computes `F.linear` by oneDNN where oneDNN is faster than MKL, with packed weights, or into reused
+  memory.  `add_block_diagonal` computes `batched`, and adds the result in place.
 - `convolution`: `convolve_time_first` computes `conv_tbc` as products of windows, or in pairs of outputs.
   Without gradients, `convolve_channels_first` computes `conv1d` as products of windows.
 - `packing`: products with packed weights, without gradients, in three precisions; a weight cache.

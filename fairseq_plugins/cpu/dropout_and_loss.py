@@ -88,7 +88,7 @@ def label_smoothed_nll_loss(
         epsilon: probability that label smoothing takes from the correct word and divides among the other words.
         ignore_index: value of ``target`` at positions that the loss ignores.
         overwrite: whether to store the gradient in the memory of the logits, which must not be a leaf; nothing may read
-            the logits afterwards.
+            the logits afterwards, or their gradient after the backward pass.
     """
     return _SmoothedLoss.apply(logits, target, epsilon, ignore_index, overwrite and torch.is_grad_enabled())
 

@@ -29,19 +29,31 @@ from fairseq_plugins.cpu.packing import BatchWeights, PackedLinear, can_pack, on
 # oneDNN's set-up takes most of the time.
 _MIN_MULTIPLICATIONS = 2**20
 
-# glibc returns a freed block of at least this number of bytes to the operating system, whatever its threshold.
+# By default, glibc returns each freed block of at least this number of bytes to the operating system.
 _LARGE = 2**25
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, batch_weights: BatchWeights | None = None) -> Tensor:
-    """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O)."""
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    batch_weights: BatchWeights | None = None,
+    reuse_memory: bool = False,
+) -> Tensor:
+    """Return ``x Wᵀ + b``, see `F.linear`: x (..., K), weight (O, K) -> (..., O).
+
+    Args:
+        x, weight, bias: as in `F.linear`.
+        batch_weights: packed weights of the current batch, for translation.
+        reuse_memory: whether a large result may take the memory of an earlier result; see `_LargeLinear`.
+    """
     if weight.dtype != x.dtype:
         return F.linear(x, weight, bias)
     if uses_onednn(x, batch_weights) and x.numel() * weight.size(0) >= _MIN_MULTIPLICATIONS:
         if batch_weights is not None and can_pack(weight) and not torch.is_grad_enabled():
             return batch_weights.packed(PackedLinear, weight, bias)(x)
         function: type[torch.autograd.Function] = _OneDNNLinear
-    elif _is_large(x, weight):
+    elif reuse_memory and _is_large(x, weight):
         function = _LargeLinear
     else:
         return F.linear(x, weight, bias)
@@ -69,13 +81,13 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _is_large(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x belongs to a training on a CPU, and its product with the weight has 32 MB or more."""
+    """Return whether x belongs to a training on a CPU, and its product with the weight has at least `_LARGE` bytes."""
     return (
-        torch.is_grad_enabled()
+        not torch.compiler.is_compiling()  # first, because the comparison of sizes would restrict a compiled program
+        and torch.is_grad_enabled()
         and x.device.type == "cpu"
-        and x.numel() // x.size(-1) * weight.size(0) * x.element_size() >= _LARGE
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
+        and x.shape[:-1].numel() * weight.size(0) * x.element_size() >= _LARGE
     )
 
 
@@ -83,23 +95,24 @@ class _LargeLinear(torch.autograd.Function):
     """A linear map that stores its output in the memory of an earlier output, if a gradient overwrote that output.
 
     Without reuse, the operating system clears new memory for the logits, page by page, at each update.  A gradient in
-    the memory of an output means that nothing may read this output any more; see `label_smoothed_nll_loss`.  All views
-    of a block share a version, so a second backward pass through the same loss fails if its gradient was overwritten.
+    the memory of an output means that nothing may read this output any more; see `label_smoothed_nll_loss`.  All
+    tensors in a block share a version, so a second backward pass through the same loss fails if its gradient was
+    overwritten.
     """
 
-    blocks: ClassVar[dict[torch.dtype, Tensor]] = {}  # memory to reuse: one (rows, O) for each precision
+    blocks: ClassVar[dict[torch.dtype, Tensor]] = {}  # flat memory to reuse, at most one block for each precision
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        block = _LargeLinear.blocks.get(x.dtype)
-        if block is not None and block.size(1) == len(weight):
-            del _LargeLinear.blocks[x.dtype]
-        if block is None or block.size(1) != len(weight) or len(block) < len(x):
-            block = x.new_empty(len(x), len(weight))
-        y = block[: len(x)]
+        size = len(x) * len(weight)
+        block = _LargeLinear.blocks.pop(x.dtype, None)
+        if block is None or len(block) < size:
+            block = x.new_empty(size)
+        y = block[:size].view(len(x), -1)
         ctx.memory = StorageWeakRef(y.untyped_storage())
-        return torch.mm(x, weight.t(), out=y) if bias is None else torch.addmm(bias, x, weight.t(), out=y)
+        torch.mm(x, weight.t(), out=y) if bias is None else torch.addmm(bias, x, weight.t(), out=y)
+        return y.detach()  # autograd would refuse in-place operations on a view
 
     @staticmethod
     @once_differentiable
@@ -107,8 +120,8 @@ class _LargeLinear(torch.autograd.Function):
         gradients = _gradients(ctx, grad, F.linear, F.linear)
         memory = grad.untyped_storage()
         if StorageWeakRef(memory) == ctx.memory:
-            rows = memory.nbytes() // (grad.size(1) * grad.element_size())
-            _LargeLinear.blocks[grad.dtype] = grad.as_strided((rows, grad.size(1)), (grad.size(1), 1), 0)
+            elements = memory.nbytes() // grad.element_size()
+            _LargeLinear.blocks[grad.dtype] = grad.detach().as_strided((elements,), (1,), 0)
         return gradients
 
 

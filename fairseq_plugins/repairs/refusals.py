@@ -278,8 +278,8 @@ REFUSALS = (
     Refusal(
         GENERATE,
         lambda o: o.replace_unk is not None and o.dataset_impl != "raw",
-        "--replace-unk needs text, because binary data does not contain the unknown words, got --dataset-impl "
-        "{o.dataset_impl}; use fairseq-interactive, or raw data with --dataset-impl raw",
+        "--replace-unk needs --dataset-impl raw, because binary data does not contain the unknown words, got "
+        "{o.dataset_impl}; give raw data, or use fairseq-interactive",
     ),
     Refusal(COMMANDS, missing_of_a_part, "{found}, which is missing; give it"),
     *ranges(),

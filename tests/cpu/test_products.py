@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
 from hypothesis import HealthCheck, given, settings
 
 from fairseq_plugins.common.decoding import RowOrder
@@ -22,7 +24,7 @@ from fairseq_plugins.cpu.convolution import (
     with_window_layout,
 )
 from fairseq_plugins.cpu.dropout_and_loss import label_smoothed_nll_loss
-from fairseq_plugins.cpu.linear import _zen, add_block_diagonal, batched, linear, onednn_is_faster
+from fairseq_plugins.cpu.linear import _LargeLinear, _zen, add_block_diagonal, batched, linear, onednn_is_faster
 from fairseq_plugins.cpu.packing import PackedWeightCache, has_onednn
 from tests.common.stepwise import reorders
 from tests.operators import Operators
@@ -86,7 +88,7 @@ def cpuinfo(maker: str, family: int, flags: str = "fpu avx512f sse") -> str:
 
 @pytest.fixture
 def large(prefer_onednn: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Reuse the memory of every output, without oneDNN."""
+    """Regard every output as large, and do not use oneDNN."""
     prefer_onednn(False)
     monkeypatch.setattr("fairseq_plugins.cpu.linear._LARGE", 0)
     monkeypatch.setattr("fairseq_plugins.cpu.linear._LargeLinear.blocks", {})
@@ -96,47 +98,75 @@ def large(prefer_onednn: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_large_outputs_reuse_memory(large: None, dtype: torch.dtype, bias: bool, transposed: bool) -> None:
-    """A batch's logits are in the memory of earlier logits with at least as many rows; all results are F.linear's."""
+    """A batch's logits take the memory of earlier logits of at least the same size; all results are F.linear's."""
     torch.manual_seed(1)
     w, b = torch.randn(96, 128, dtype=dtype).t(), torch.randn(128, dtype=dtype) if bias else None
     w = w if transposed else w.contiguous()
-    addresses = []
+    memories = []
     for sentences in (6, 4, 6, 7, 7):
         x = torch.randn(sentences, 5, 96, dtype=dtype)
         target = torch.randint(1, 128, (sentences * 5,))
         results = []
-        for multiply in (linear, F.linear):
+        for multiply in (partial(linear, reuse_memory=True), F.linear):
             inputs = [None if part is None else part.detach().requires_grad_() for part in (x, w, b)]
             logits = multiply(*inputs)
-            loss, _ = label_smoothed_nll_loss(logits.flatten(0, 1), target, 0.1, 0, multiply is linear)
-            if multiply is linear:
-                addresses.append(logits.data_ptr())
+            loss, _ = label_smoothed_nll_loss(logits.flatten(0, 1), target, 0.1, 0, overwrite=multiply is not F.linear)
+            if multiply is not F.linear:
+                memories.append((logits.data_ptr(), logits.untyped_storage().nbytes()))
             loss.backward()
             results.append([loss, *(part.grad for part in inputs if part is not None)])
-        torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-        # An output of another width, such as that of a feed-forward network, leaves the memory to the logits.
-        assert linear(x, torch.randn(64, 96, dtype=dtype)).data_ptr() != addresses[-1]
-    assert addresses[0] == addresses[1] == addresses[2] != addresses[3] == addresses[4]
+        torch.testing.assert_close(*results)
+    assert memories[0] == memories[1] == memories[2] != memories[3] == memories[4]
+    assert [size // w.element_size() for _, size in memories] == [30 * 128] * 3 + [35 * 128] * 2
 
 
 def test_memory_in_use_is_not_reused(large: None) -> None:
-    """Logits are overwritten only after their gradient has overwritten them and has been used."""
+    """Memory is reused only after a gradient has overwritten the logits and has been used."""
     x, w, target = torch.randn(5, 96), torch.randn(128, 96, requires_grad=True), torch.arange(5)
-    first, second = linear(x, w), linear(x, w)
-    assert torch.equal(first, second)
+
+    def logits() -> torch.Tensor:
+        return linear(x, w, reuse_memory=True)
+
+    first = logits()
     gradient = torch.ones_like(first)
     first.backward(gradient)
-    assert torch.equal(linear(x, w), second)
-    assert gradient.eq(1).all()
-    loss, _ = label_smoothed_nll_loss(second, target, 0.1, 0, overwrite=True)
-    loss.backward(retain_graph=True)
-    expected = w.grad.clone()
-    w.grad = None
-    loss.backward(retain_graph=True)
-    assert torch.equal(w.grad + x.sum(dim=0), expected)
-    linear(x, w)
+    for _ in range(2):
+        second = logits()
+        assert torch.equal(first, second)
+        assert gradient.eq(1).all()
+        loss, _ = label_smoothed_nll_loss(second, target, 0.1, 0, overwrite=True)
+        w.grad = None
+        loss.backward(retain_graph=True)
+        expected = w.grad.clone()
+        loss.backward(retain_graph=True)
+        torch.testing.assert_close(w.grad, 2 * expected)
+    third, fourth = logits(), logits()
+    assert len({each.data_ptr() for each in (first, third, fourth)}) == 3
+    assert torch.equal(first, third)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_logits_in_reused_memory_are_no_views(large: None) -> None:
+    """In-place operations are allowed, as on the output of F.linear."""
+    x, w = torch.randn(5, 96), torch.randn(128, 96, requires_grad=True)
+    linear(x, w, reuse_memory=True).relu_().sum().backward()
+    torch.testing.assert_close(w.grad, (x @ w.t() > 0).float().t() @ x)
+
+
+def test_logits_of_a_training_reuse_memory(build, task, sentences, architecture: str, large: None) -> None:
+    model, target = build(architecture).train(), sentences([4, 2])
+    inputs = {"src_tokens": sentences([5, 3]), "src_lengths": torch.tensor([5, 3]), "prev_output_tokens": target}
+    criterion = LabelSmoothedCrossEntropyCriterion(task, False, 0.1)
+    for _ in range(2):
+        criterion(model, {"net_input": inputs, "target": target, "ntokens": 6})[0].backward()
+        (block,) = _LargeLinear.blocks.values()
+        memory = block.data_ptr()
+    assert len(block) == target.numel() * len(task.target_dictionary)
+    with torch.no_grad():
+        model(**inputs)
+    assert _LargeLinear.blocks
+    assert model(**inputs)[0].data_ptr() == memory
 
 
 @pytest.mark.parametrize(
