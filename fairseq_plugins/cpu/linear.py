@@ -81,7 +81,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _is_large(x: Tensor, weight: Tensor) -> bool:
-    """Return whether x belongs to a training on a CPU, and its product with the weight has at least `_LARGE` bytes."""
+    """Return whether gradients are enabled, and the product with the weight has at least `_LARGE` bytes on a CPU."""
     return (
         not torch.compiler.is_compiling()  # first, because the comparison of sizes would restrict a compiled program
         and torch.is_grad_enabled()
@@ -95,9 +95,10 @@ class _LargeLinear(torch.autograd.Function):
     """A linear map that stores its output in the memory of an earlier output, if a gradient overwrote that output.
 
     Without reuse, the operating system clears new memory for the logits, page by page, at each update.  A gradient in
-    the memory of an output means that nothing may read this output any more; see `label_smoothed_nll_loss`.  All
-    tensors in a block share a version, so a second backward pass through the same loss fails if its gradient was
-    overwritten.
+    the memory of an output means that nothing may read this output any more, or keep the gradient after the backward
+    pass; see `label_smoothed_nll_loss`.  All tensors in a block share a version, so a second backward pass through the
+    same loss fails if its gradient was overwritten.  A block is kept until a larger output needs memory.  Unlike
+    `F.linear`, this function has no second derivatives.
     """
 
     blocks: ClassVar[dict[torch.dtype, Tensor]] = {}  # flat memory to reuse, at most one block for each precision

@@ -232,8 +232,9 @@ def smooth_in_one_pass(
     At each update, fairseq allocates new memory for its copies, and the operating system first fills this memory with
     zeros.  The formula is unchanged, and results differ from fairseq's only by rounding.
 
-    If nothing else reads the logits, their gradient overwrites them.  This holds for fairseq's criterion, and for
-    subclasses that themselves set ``forgets_logits = True``, with models that inherit this plugin's ``forward``.
+    If nothing else reads the logits, their gradient overwrites them, and the next batch's logits may reuse their
+    memory.  This holds for fairseq's criterion, and for subclasses that themselves set ``forgets_logits = True``, with
+    models that inherit this plugin's ``forward``.
     """
     # The model without its wrapper for distributed training.
     own = getattr(model.get_normalized_probs, "__self__", None)
