@@ -2,7 +2,7 @@
 
 torch contains two matrix libraries for CPUs, MKL and oneDNN.  By default, torch multiplies float32 matrices with MKL.
 On AMD's Zen 5, MKL has half the speed of oneDNN.  On Zen 4, oneDNN is faster only if it needs no copy of an input.
-This module uses the faster library.
+This module uses the faster library.  In training, a model's large logits reuse memory (`_LargeLinear`).
 
 K inputs, O outputs.
 """
