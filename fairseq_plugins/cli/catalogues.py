@@ -46,20 +46,20 @@ def load(path: Path) -> polib.POFile:
         raise ValueError(f"{path} is not a gettext catalogue: {error}; repair it or give another file") from error
 
 
-def read_catalogue(path: Path) -> Iterator[Pair]:
+def entries_of(catalogue: polib.POFile) -> Iterator[Pair]:
     """Yield the source and translation of each translated entry, except obsolete and fuzzy entries."""
-    for entry in load(path):
+    for entry in catalogue:
         if entry.translated() and not entry.obsolete:
             pairs = [(entry.msgid, entry.msgstr)]
-            if entry.msgid_plural:
+            if entry.msgid_plural and entry.msgstr_plural:
                 forms = [entry.msgstr_plural[number] for number in sorted(entry.msgstr_plural)]
                 pairs = [(entry.msgid, forms[0]), (entry.msgid_plural, forms[-1])]
             yield from ((source.replace("\n", " "), target.replace("\n", " ")) for source, target in pairs)
 
 
-def language_of_catalogue(path: Path) -> str | None:
+def language_of(catalogue: polib.POFile) -> str | None:
     """Return the target language from the catalogue's header, in the form ``pt-BR``."""
-    return load(path).metadata.get("Language", "").replace("_", "-") or None
+    return catalogue.metadata.get("Language", "").replace("_", "-") or None
 
 
 @dataclass(eq=False)

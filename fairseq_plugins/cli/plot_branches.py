@@ -71,6 +71,7 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
     from fairseq import checkpoint_utils
 
     points: dict[int, dict[Vector, Tensor]] = {}
+    averages: dict[int, dict[Vector, Tensor]] = {}
     for file in files:
         state = checkpoint_utils.load_checkpoint_to_cpu(str(file))
         updates = state["optimizer_history"][-1]["num_updates"]
@@ -86,11 +87,16 @@ def read(files: Sequence[Path], layer: str | None) -> tuple[list[int], dict[Vect
             if layer is not None:
                 raise ValueError(f"{file}: no branch weights for --layer {layer}; use encoder.N or decoder.N")
             raise ValueError(f"{file}: no branch weights; give a checkpoint of a Weighted Transformer")
+        if "last_optimizer_state" in state and state["last_optimizer_state"] is None:
+            # An average of checkpoints has the number of updates of its last checkpoint, but other weights.
+            averages.setdefault(updates, found)
+            continue
         before = points.setdefault(updates, found)
         if any(not torch.equal(value, before[vector]) for vector, value in found.items()):
             raise ValueError(
                 f"{file}: differs from another checkpoint of update {updates}; give checkpoints of one training"
             )
+    points = averages | points
     order = sorted(points)
     return order, {vector: torch.stack([points[updates][vector] for updates in order]) for vector in points[order[0]]}
 

@@ -20,7 +20,13 @@ from sacrebleu.metrics.chrf import CHRF
 from fairseq_plugins.cli.arguments import positive
 from fairseq_plugins.cli.generated import Hypothesis, lines_of, read_generated
 from fairseq_plugins.cli.own_data.folder import HeldOut, find_model, generated, is_complete, read_held_out
-from fairseq_plugins.common.text import can_score, missing_tokenizer, rouge_scorer, tokenizer_for
+from fairseq_plugins.common.text import (
+    can_score,
+    missing_tokenizer,
+    refuse_missing_tokenizer,
+    rouge_scorer,
+    tokenizer_for,
+)
 
 OF_OUT = {"command", "run", "output", "arch"}  # options that score accepts together with OUT
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -86,8 +92,11 @@ def run(args: Namespace) -> None:
         raise ValueError("nothing to score: give OUT of own-data, or --generated FILE and --reference FILE")
     if not args.rouge and (len(args.reference) > 1 or args.bytes is not None):
         raise ValueError("--bytes, or several files after --reference: only allowed with --rouge; add --rouge")
-    if args.rouge and (args.lowercase or args.tokenised is not None):
-        raise ValueError("--rouge ignores case and has its own tokenizer: remove --lowercase and --tokenised")
+    if args.rouge and (args.lowercase or args.tokenize or args.tokenised is not None):
+        raise ValueError(
+            "--rouge ignores case and has its own tokenizer: remove --lowercase, --tokenize and --tokenised"
+        )
+    refuse_missing_tokenizer(args.tokenize or "13a")
     found: dict[str, list[float]] = {}
     for paths in args.generated:
         sentences = read_generated(paths)

@@ -31,7 +31,7 @@ from fairseq_plugins.cli.own_data.folder import (
     read_held_out,
 )
 from fairseq_plugins.cli.score import TOKENIZERS
-from fairseq_plugins.common.text import tokenizer_for
+from fairseq_plugins.common.text import refuse_missing_tokenizer, tokenizer_for
 
 LARGEST = 10  # largest exponent; larger powers of a length would overflow
 
@@ -105,6 +105,7 @@ def run(args: Namespace) -> None:
         references, tokenizer = printed_references(sentences, args.tokenize)
     else:
         references, tokenizer = lines_of(args.reference, sentences), args.tokenize or "13a"
+    refuse_missing_tokenizer(tokenizer)
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha  penalty    BLEU  length")

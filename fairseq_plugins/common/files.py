@@ -14,10 +14,18 @@ from contextlib import contextmanager, suppress
 from glob import escape
 from pathlib import Path
 
+NO_TEXT = (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")  # first bytes of gzipped files, and of text in UTF-16
+
 
 def decoded(file: Iterable[bytes], path: Path, errors: str = "strict") -> Iterator[str]:
-    """Yield the lines of a file as text, including their line ends but without a byte order mark."""
+    """Yield the lines of a file as text, including their line ends but without a byte order mark.
+
+    Raises:
+        ValueError: the file is gzipped or in UTF-16, or, if ``errors`` is strict, has invalid UTF-8.
+    """
     for number, line in enumerate(file, start=1):
+        if number == 1 and line.startswith(NO_TEXT):
+            raise ValueError(f"{path} is gzipped or in UTF-16: decompress it, or convert it to UTF-8")
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8", errors)
         except UnicodeDecodeError as error:

@@ -54,7 +54,7 @@ def segment(bpe: Any, line: str) -> str:
 def tokenizer_for(language: str) -> str:
     """Return sacreBLEU's tokenizer for a language, or ``char`` if the tokenizer is not installed."""
     name = _tokenizer(language)
-    return name if all(map(find_spec, NEEDED.get(name, ((), ""))[0])) else "char"
+    return name if _is_installed(name) else "char"
 
 
 def missing_tokenizer(language: str) -> str | None:
@@ -63,6 +63,16 @@ def missing_tokenizer(language: str) -> str | None:
     if tokenizer_for(language) == name:
         return None
     return f"BLEU compares characters, not words, because the tokenizer {name} is missing; run {NEEDED[name][1]}"
+
+
+def refuse_missing_tokenizer(name: str) -> None:
+    """Raise ValueError if a tokenizer of sacreBLEU is not installed."""
+    if not _is_installed(name):
+        raise ValueError(f"--tokenize {name}: the tokenizer is not installed; run {NEEDED[name][1]}")
+
+
+def _is_installed(name: str) -> bool:
+    return all(map(find_spec, NEEDED.get(name, ((), ""))[0]))
 
 
 def _tokenizer(language: str) -> str:

@@ -186,6 +186,21 @@ def test_the_error_names_a_file_that_is_not_a_catalogue(content: bytes, tmp_path
         list(read_pairs([(tmp_path / "a.po",) * 2], ("en", "es")))
 
 
+def test_catalogues_of_several_languages_are_refused(tmp_path: Path) -> None:
+    """Translators of one language may name different regions."""
+    for name, language in (("a", "es_AR"), ("b", "es"), ("c", "de")):
+        (tmp_path / f"{name}.po").write_text(HEADER.format(language, "UTF-8") + ENTRIES, encoding="utf-8")
+    files = pair_up(tmp_path, tmp_path, ("en", "es"))
+    assert list(read_pairs(files[:2], ("en", "es"))) == PAIRS * 2
+    with pytest.raises(ValueError, match=r"a\.po \(es\) and .*c\.po \(de\)"):
+        list(read_pairs(files, ("en", "es")))
+
+
+def test_an_entry_with_a_plural_source_and_one_translation(tmp_path: Path) -> None:
+    (tmp_path / "a.po").write_text('msgid "a dog"\nmsgid_plural "dogs"\nmsgstr "perro"\n')
+    assert list(read_pairs([(tmp_path / "a.po",) * 2], ("en", "es"))) == [("a dog", "perro")]
+
+
 def test_a_model_fills_a_catalogue(tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     """Entries are translated like lines of a text, and warnings name lines of the catalogue."""
     learned = HEADER.format("de", "UTF-8") + "\n".join(

@@ -106,6 +106,14 @@ def test_broken_encodings(tmp_path: Path) -> None:
     german_file.write_text("\n".join(german), encoding="latin-1", errors="replace")
     with pytest.raises(ValueError, match="2999 of 3000"):
         cleaned(tmp_path, read_pairs([files], LANGUAGES))
+    for part in ("valid", "test"):
+        with pytest.raises(ValueError, match=f"--{part}: invalid UTF-8 in 1 of 3"):
+            cleaned(tmp_path, GOOD, **{part: [*GOOD[:2], ("A \ufffd.", "Ein A.")]})
+
+
+def test_the_rules_that_removed_a_whole_text_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"after cleaning: 0.*\n  removed 2: .*characters \(--keep long"):
+        cleaned(tmp_path, BAD["long"])
 
 
 @pytest.mark.slow

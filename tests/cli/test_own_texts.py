@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import os
 from pathlib import Path
 
 import pytest
@@ -79,8 +80,12 @@ def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="--source-lang"):
             described(source)
     (tmp_path / "a.en").write_text("one\n")
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="--target-lang"):
         described(tmp_path / "a.en")
+    for target in ("a.en", "pipe"):  # a file of one language, and a target that can be read only once
+        with pytest.raises(ValueError, match=target):
+            pair_up(tmp_path / "a.en", tmp_path / target, ("en", "ro"))
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=str(tmp_path)):
         described(tmp_path, "--source-lang", "en", "--target-lang", "ro")

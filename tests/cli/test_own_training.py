@@ -168,7 +168,9 @@ def test_the_newest_checkpoint_tells_the_precision(tmp_path: Path, monkeypatch: 
         states[str(path)] = {"cfg": {"common": {each: each == precision for each in ("fp16", "bf16")}}}
     monkeypatch.setattr(own_training.checkpoint_utils, "load_checkpoint_to_cpu", states.__getitem__)
     for chosen in (["--bf16"], ["--fp16"], []):
-        assert own_training.Training("convs2s_tiny", tmp_path, []).precision(on_gpu=True) == chosen
+        training = own_training.Training("convs2s_tiny", tmp_path, [])
+        assert training.precision(on_gpu=True) == chosen
+        assert training.precision(on_gpu=False) == (chosen and ["--bf16"]), "on a CPU, fairseq cannot train in float16"
         max(tmp_path.iterdir(), key=lambda path: path.stat().st_mtime).unlink()
 
 

@@ -160,6 +160,17 @@ def test_checkpoints_of_two_trainings_are_refused(tmp_path: Path) -> None:
     torch.testing.assert_close(alpha[0], torch.tensor([0.5, 0.3, 0.2]).softmax(dim=0))
 
 
+def test_an_average_is_not_drawn_instead_of_its_last_checkpoint(tmp_path: Path) -> None:
+    """The best checkpoint of own-data may be the average of the last epochs' checkpoints."""
+    state = torch.load(save(tmp_path, 2), weights_only=False)
+    weights = {name: value.flip(0) for name, value in state["model"].items()}
+    torch.save({**state, "model": weights, "last_optimizer_state": None}, tmp_path / "checkpoint_best.pt")
+    for folder, first in ((tmp_path, 0.5), (tmp_path / "checkpoint_best.pt", 0.2)):
+        updates, vectors = plot_branches.read(plot_branches.list_files([folder]), "encoder.1")
+        assert updates == [2]
+        assert vectors["encoder", 1, "kappa"][0, 0] == pytest.approx(first)
+
+
 def test_a_plot_is_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     save(tmp_path, 2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,8 @@ def test_incompatible_files_and_options_are_refused(files: dict[str, str], tmp_p
     for words, name in (
         (["--rouge", "--lowercase"], "--lowercase"),
         (["--rouge", "--tokenised", files["first"]], "--tokenised"),
+        (["--rouge", "--tokenize", "zh"], "--tokenize"),
+        *([] if find_spec("mecab_ko") else [(["--tokenize", "ko-mecab"], "sacrebleu[ko]")]),
         (["--reference", files["first"], files["second"]], "--rouge"),
     ):
         assert name in refused("score", "--generated", files["other"], "--reference", files["first"], *words)

@@ -209,7 +209,7 @@ def test_the_server_stops_if_a_queue_ends(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_key(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "key").write_text("sesam\n")
+    (tmp_path / "key").write_text("sesam\n", encoding="utf-8-sig")
     with serving(tmp_path / "log", folder, "--api-key-file", tmp_path / "key") as server:
         assert server.ask("/frontend/settings")[1]["keyRequired"] is True
         for path in ("/translate", "/detect", "/translate_file"):

@@ -131,6 +131,7 @@ def test_n_best_and_attention_by_keyboard(page: Any, translator: Translator) -> 
 @pytest.mark.parametrize(("name", "text"), [("a.txt", "w1 w2\n\nw3\n"), ("a.po", CATALOGUE)])
 def test_a_file_is_dropped(page: Any, translator: Translator, name: str, text: str, tmp_path: Path) -> None:
     page.wait_for_selector("#pair option", state="attached")
+    page.evaluate(DROP, ["replaced.txt", "w1\n" * 50])
     page.evaluate(DROP, [name, text])
     page.wait_for_selector("#download:not([hidden])")
     with page.expect_download() as download:

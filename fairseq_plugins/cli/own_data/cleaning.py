@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 
 from fairseq_plugins.cli import parallel_text
-from fairseq_plugins.cli.catalogues import SUFFIX, language_of_catalogue, read_catalogue
+from fairseq_plugins.cli.catalogues import SUFFIX, entries_of, language_of, load
 from fairseq_plugins.cli.parallel_text import Pair, bar, writing
+from fairseq_plugins.common.files import refuse_pipe
 
 FilePair = tuple[Path, Path]
 BOTH = (".tmx", ".tmx.gz", SUFFIX)  # formats with source and target in one file
@@ -58,6 +59,10 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
     if not source.is_dir():
+        if source == target and not _of_both_languages(source):
+            raise ValueError(f"{source} has one language: give SOURCE and TARGET, or one file (*{', *'.join(BOTH)})")
+        for path in (source, target):
+            refuse_pipe(path)
         return [(source, target)]
     if source == target:
         files = _of_both_languages(source)
@@ -111,7 +116,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
     of_both = _of_both_languages(source) if source == target else []
     if catalogues := [path for path in of_both if path.name.lower().endswith(SUFFIX)]:
         source_lang = source_lang or "en"  # gettext's convention
-        header = language_of_catalogue(catalogues[0])
+        header = language_of(load(catalogues[0]))
         target_lang = target_lang or header
         # A catalogue translates from msgid to msgstr, and this direction cannot be reversed.
         bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
@@ -149,10 +154,21 @@ def _language_of(path: Path, option: str) -> str:
 
 
 def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterator[Pair]:
-    """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD."""
+    """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD.
+
+    Raises:
+        ValueError: a file cannot be read, or the headers of two catalogues name different languages.
+    """
+    catalogues: dict[str, Path] = {}  # the first catalogue of each language
     for source, target in files:
         if source == target and source.name.lower().endswith(SUFFIX):
-            yield from read_catalogue(source)
+            catalogue = load(source)
+            if language := language_of(catalogue):
+                catalogues.setdefault(language.partition("-")[0].lower(), source)
+            if len(catalogues) > 1:
+                found = " and ".join(f"{path} ({language})" for language, path in catalogues.items())
+                raise ValueError(f"{found} have different languages: give catalogues of one language")
+            yield from entries_of(catalogue)
         else:
             yield from parallel_text.read_pairs(source, target, languages=languages, errors="replace")
 
@@ -201,11 +217,15 @@ def clean(
     for part in ("valid", "test"):
         if part in parts:
             with _writing(folder, part, languages) as write:
+                found: Counter[str | None] = Counter()
                 for pair in parts[part]:
-                    if part == "test" or broken_rule(pair, set(OPTIONAL)) is None:
+                    rule = broken_rule(pair, set(OPTIONAL))
+                    found[rule] += 1
+                    if part == "test" or rule is None:
                         held_out.append(key(pair[0]))
                         write(pair)
                         numbers[part] += 1
+            _refuse_other_encoding(found["broken"], found.total(), f"--{part}: ")
             if not numbers[part]:
                 raise ValueError(f"--{part}: the text has no usable pairs; give another text")
     of_source, of_pair = _write_usable_pairs(parts["train"], languages, folder, keep, numbers)
@@ -234,9 +254,8 @@ def clean(
             numbers[part] = int(mask.sum())
         usable.unlink()
     if numbers["train"] < LEAST:
-        raise ValueError(
-            f"training pairs left after cleaning: {numbers['train']}, at least {LEAST} are needed; give more text"
-        )
+        left = f"training pairs left after cleaning: {numbers['train']}, at least {LEAST} are needed; give more text"
+        raise ValueError("\n".join([left, *_removed(numbers)]))
     return dict(numbers)
 
 
@@ -257,12 +276,13 @@ def _write_usable_pairs(
                 of_source.append(key(pair[0]))
                 of_pair.append(key(*pair))
                 write(pair)
-    found = len(of_source) + sum(numbers[rule] for rule in RULES)
-    if numbers["broken"] > MOST_BROKEN * found:
-        raise ValueError(
-            f"invalid UTF-8 in {numbers['broken']} of {found} pairs; convert the text, for example with iconv"
-        )
+    _refuse_other_encoding(numbers["broken"], len(of_source) + sum(numbers[rule] for rule in RULES))
     return np.array(of_source, dtype=np.int64), np.array(of_pair, dtype=np.int64)
+
+
+def _refuse_other_encoding(broken: int, found: int, part: str = "") -> None:
+    if broken > MOST_BROKEN * found:
+        raise ValueError(f"{part}invalid UTF-8 in {broken} of {found} pairs; convert the text, for example with iconv")
 
 
 @contextmanager
@@ -297,11 +317,17 @@ def _first(keys: Array) -> Mask:
 
 def report(numbers: Mapping[str, int]) -> str:
     """Return a summary with one line per rule that removed pairs."""
-    lines = [f"{numbers['train']} training pairs, {numbers['valid']} validation pairs."]
-    for rule, meaning in RULES.items():
-        if number := numbers.get(rule, 0):
-            option = f" (--keep {rule} keeps them)" if rule in OPTIONAL else ""
-            lines.append(f"  removed {number}: {meaning}{option}")
+    lines = [f"{numbers['train']} training pairs, {numbers['valid']} validation pairs.", *_removed(numbers)]
     if numbers["valid"] < FEW:
         lines.append(f"Validation on {numbers['valid']} pairs is unreliable: {FEW} or more are better.")
     return "\n".join(lines)
+
+
+def _removed(numbers: Mapping[str, int]) -> list[str]:
+    """Return a line for each rule that removed pairs."""
+    options = {rule: f" (--keep {rule} keeps them)" for rule in OPTIONAL}
+    return [
+        f"  removed {numbers[rule]}: {meaning}{options.get(rule, '')}"
+        for rule, meaning in RULES.items()
+        if numbers.get(rule)
+    ]

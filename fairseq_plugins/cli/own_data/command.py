@@ -36,7 +36,7 @@ from fairseq_plugins.cli.own_data.folder import (
 from fairseq_plugins.cli.own_data.preparation import prepare, refuse_foreign_files
 from fairseq_plugins.cli.own_data.results import CARD, compare_with_base, score_held_out, translate, write_card
 from fairseq_plugins.cli.parallel_text import writing
-from fairseq_plugins.common.files import work_in
+from fairseq_plugins.common.files import NO_TEXT, work_in
 
 if TYPE_CHECKING:
     from fairseq_plugins.cli.own_data.training import Training
@@ -186,7 +186,7 @@ def refuse_no_text(text: str) -> None:
         raise ValueError(f"--translate: {path} is not a file; give a text file, or - for standard input")
     elif path.is_file():  # a pipe, such as <(zcat text.gz), is not checked, because it can be read only once
         with path.open("rb") as file:
-            if file.read(2) in (b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff"):
+            if file.read(2) in NO_TEXT:
                 raise ValueError(f"--translate: {path} is not plain text in UTF-8; decompress or convert it")
 
 

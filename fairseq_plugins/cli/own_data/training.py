@@ -108,7 +108,7 @@ class Training:
         """Return the options of `training_settings` that the user's criterion, optimizer and schedule accept.
 
         GPUs train in float16, and CPUs with bfloat16 instructions train in bfloat16, unless --fp32 or --train chooses
-        another precision.  A resumed training keeps its precision.
+        another precision.  A resumed training keeps its precision, but float16 becomes bfloat16 without a GPU.
         """
         chosen = training_settings(self.model, pairs, tokens, self.adapts, self.translates).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
@@ -133,6 +133,8 @@ class Training:
                     raise ValueError(
                         f"--fp32: {self.save} was trained with {found[0]}; omit --fp32 or choose another folder"
                     )
+                if found == ["--fp16"] and not on_gpu:  # on a CPU, fairseq crashes if a float16 gradient overflows
+                    return ["--bf16"]
                 return found
         if self.fp32:
             return []

@@ -93,7 +93,7 @@ def run(args: Namespace) -> None:
     key = None
     if args.api_key_file is not None:
         try:
-            key = args.api_key_file.read_text(encoding="utf-8").strip()
+            key = args.api_key_file.read_text(encoding="utf-8-sig").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(
                 f"--api-key-file {args.api_key_file}: {error}; give a file that contains the key"

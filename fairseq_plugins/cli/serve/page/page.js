@@ -145,6 +145,7 @@ async function translateFile(file) {
     at("report").hidden = !last.report;
     at("download").focus();
   } catch (error) {
+    if (job.signal !== signal) return; // the user dropped another file, which has the same controls
     at("job").hidden = true;
     if (error.name !== "AbortError") show(`${file.name}: ${error.message}`);
   }
