@@ -90,6 +90,8 @@ WALKS = {
              "python -c \"import polib; [(file := polib.POFile(), setattr(file, 'metadata', {'Language': 'es'}), "
              "file.extend(polib.POEntry(msgid=f'Dog {n} of {m}.', msgstr=f'Perro {n} de {m}.') for m in range(9)), "
              "file.save(f'{n}.po')) for n in range(200)]\"; mkdir -p python-docs-es; mv *.po python-docs-es"),
+        Step("examples/documentation/README.md", "fairseq-train model/data-bin",
+             words={"--patience 6": "--patience 6 --save-interval-updates 1", "--last 5": "--last 2 --updates"}),
     ],
     "quickstart": [
         Step("examples/quickstart/README.md", "make demo", "export OUT=$PWD/demo",
