@@ -86,6 +86,7 @@ def run(args: Namespace) -> None:
         raise ValueError(f"--alphas {args.alphas}: must be between -{LARGEST} and {LARGEST}")
     if not all(map(math.isfinite, args.word_penalties)):
         raise ValueError(f"--word-penalties {args.word_penalties}: must be finite")
+    refuse_missing_tokenizer(args.tokenize or "13a")
     is_folder = len(args.generated) == 1 and args.generated[0].is_dir()
     if is_folder:
         if args.reference is not None:
@@ -105,7 +106,6 @@ def run(args: Namespace) -> None:
         references, tokenizer = printed_references(sentences, args.tokenize)
     else:
         references, tokenizer = lines_of(args.reference, sentences), args.tokenize or "13a"
-    refuse_missing_tokenizer(tokenizer)
     metric = BLEU(tokenize=tokenizer, references=[references], force=True)
     bleu = {}
     print("alpha  penalty    BLEU  length")

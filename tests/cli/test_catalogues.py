@@ -187,12 +187,17 @@ def test_the_error_names_a_file_that_is_not_a_catalogue(content: bytes, tmp_path
 
 
 def test_catalogues_of_several_languages_are_refused(tmp_path: Path) -> None:
-    """Translators of one language may name different regions."""
-    for name, language in (("a", "es_AR"), ("b", "es"), ("c", "de")):
-        (tmp_path / f"{name}.po").write_text(HEADER.format(language, "UTF-8") + ENTRIES, encoding="utf-8")
+    """Translators of one language may name different regions; a catalogue without translations is not compared."""
+    for name, language, entries in (
+        ("a", "es_AR", ENTRIES),
+        ("b", "es@x", ENTRIES),
+        ("c", "en", ""),
+        ("d", "de", ENTRIES),
+    ):
+        (tmp_path / f"{name}.po").write_text(HEADER.format(language, "UTF-8") + entries, encoding="utf-8")
     files = pair_up(tmp_path, tmp_path, ("en", "es"))
-    assert list(read_pairs(files[:2], ("en", "es"))) == PAIRS * 2
-    with pytest.raises(ValueError, match=r"a\.po \(es\) and .*c\.po \(de\)"):
+    assert list(read_pairs(files[:3], ("en", "es"))) == PAIRS * 2
+    with pytest.raises(ValueError, match=r"d\.po: .* de, not es"):
         list(read_pairs(files, ("en", "es")))
 
 

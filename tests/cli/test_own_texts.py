@@ -83,8 +83,9 @@ def test_one_file_of_both_languages(name: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ValueError, match="--target-lang"):
         described(tmp_path / "a.en")
-    for target in ("a.en", "pipe"):  # a file of one language, and a target that can be read only once
-        with pytest.raises(ValueError, match=target):
+    (tmp_path / "link").symlink_to("a.en")
+    for target in ("a.en", "link", "pipe"):  # twice the same language, and a target that can be read only once
+        with pytest.raises(ValueError, match="one language" if target != "pipe" else "pipe"):
             pair_up(tmp_path / "a.en", tmp_path / target, ("en", "ro"))
     (tmp_path / name).unlink()
     with pytest.raises(ValueError, match=str(tmp_path)):

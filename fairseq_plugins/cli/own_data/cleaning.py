@@ -59,10 +59,10 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     if source.is_dir() != target.is_dir():
         raise ValueError(f"{source} and {target} are a file and a folder: give two files or two folders")
     if not source.is_dir():
-        if source == target and not _of_both_languages(source):
-            raise ValueError(f"{source} has one language: give SOURCE and TARGET, or one file (*{', *'.join(BOTH)})")
         for path in (source, target):
             refuse_pipe(path)
+        if source.samefile(target) and not _of_both_languages(source):
+            raise ValueError(f"{source} has one language: give SOURCE and TARGET, or one file (*{', *'.join(BOTH)})")
         return [(source, target)]
     if source == target:
         files = _of_both_languages(source)
@@ -119,7 +119,7 @@ def languages_of(source: Path, target: Path, source_lang: str | None, target_lan
         header = language_of(load(catalogues[0]))
         target_lang = target_lang or header
         # A catalogue translates from msgid to msgstr, and this direction cannot be reversed.
-        bases = [(language or "").partition("-")[0] for language in (header, source_lang, target_lang)]
+        bases = [_base(language or "") for language in (header, source_lang, target_lang)]
         if bases[0] == bases[1] != bases[2]:
             raise ValueError(
                 f"--source-lang {source_lang}: {catalogues[0]} contains translations to {header}, not from {header}; "
@@ -157,20 +157,26 @@ def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterato
     """Read the sentence pairs of all files.  Invalid UTF-8 becomes U+FFFD.
 
     Raises:
-        ValueError: a file cannot be read, or the headers of two catalogues name different languages.
+        ValueError: a file cannot be read, or a catalogue's header names another language than the target language.
     """
-    catalogues: dict[str, Path] = {}  # the first catalogue of each language
     for source, target in files:
         if source == target and source.name.lower().endswith(SUFFIX):
             catalogue = load(source)
-            if language := language_of(catalogue):
-                catalogues.setdefault(language.partition("-")[0].lower(), source)
-            if len(catalogues) > 1:
-                found = " and ".join(f"{path} ({language})" for language, path in catalogues.items())
-                raise ValueError(f"{found} have different languages: give catalogues of one language")
-            yield from entries_of(catalogue)
+            pairs = list(entries_of(catalogue))
+            header = language_of(catalogue)
+            if pairs and header and _base(header) != _base(languages[1]):
+                raise ValueError(
+                    f"{source}: the header names the language {header}, not {languages[1]}; leave out the file, or "
+                    "correct its header"
+                )
+            yield from pairs
         else:
             yield from parallel_text.read_pairs(source, target, languages=languages, errors="replace")
+
+
+def _base(language: str) -> str:
+    """Return a language without its region or script."""
+    return re.split("[-_@.]", language)[0].lower()
 
 
 def broken_rule(pair: Pair, keep: Set[str]) -> str | None:
@@ -211,6 +217,9 @@ def clean(
 
     Returns:
         number of pairs in each part, and number of training pairs that each rule removed.
+
+    Raises:
+        ValueError: a part has no usable pairs, too few, or too many with invalid UTF-8.
     """
     numbers = Counter(train=0, valid=0, test=0)
     held_out = array("q")  # keys of sources
@@ -281,8 +290,10 @@ def _write_usable_pairs(
 
 
 def _refuse_other_encoding(broken: int, found: int, part: str = "") -> None:
-    if broken > MOST_BROKEN * found:
-        raise ValueError(f"{part}invalid UTF-8 in {broken} of {found} pairs; convert the text, for example with iconv")
+    if broken > MOST_BROKEN * max(found, FEW):
+        raise ValueError(
+            f"{part}invalid UTF-8 or U+FFFD in {broken} of {found} pairs; convert the text, for example with iconv"
+        )
 
 
 @contextmanager

@@ -108,7 +108,7 @@ class Training:
         """Return the options of `training_settings` that the user's criterion, optimizer and schedule accept.
 
         GPUs train in float16, and CPUs with bfloat16 instructions train in bfloat16, unless --fp32 or --train chooses
-        another precision.  A resumed training keeps its precision, but float16 becomes bfloat16 without a GPU.
+        another precision.  A resumed training keeps its precision.
         """
         chosen = training_settings(self.model, pairs, tokens, self.adapts, self.translates).split()
         wished, unknown = parse(["DATA_BIN", *self.own, *chosen, *self.wishes], parse_known=True)
@@ -133,8 +133,6 @@ class Training:
                     raise ValueError(
                         f"--fp32: {self.save} was trained with {found[0]}; omit --fp32 or choose another folder"
                     )
-                if found == ["--fp16"] and not on_gpu:  # on a CPU, fairseq crashes if a float16 gradient overflows
-                    return ["--bf16"]
                 return found
         if self.fp32:
             return []
@@ -153,6 +151,11 @@ class Training:
         lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
+        if chosen["fp16"] and not torch.cuda.is_available():
+            raise ValueError(
+                f"{self.save}: float16 needs a GPU, because fairseq crashes on a CPU when a gradient overflows; train "
+                "on a GPU, or in another OUT without --fp16"
+            )
         best = self.model.usual_epochs(len(lengths), chosen["dropout"]) if "dropout" in chosen else math.inf
         progress = Progress(best + max(chosen["patience"], 0), chosen)
         ends = {"patience": "validation", "max_epoch": "epoch", "max_update": "update"}
