@@ -88,9 +88,9 @@ train() {
     step Training "hours (IWSLT'14) to weeks (WMT'14) on a GPU (an estimate); a stopped training is resumed"
     for seed in $seeds; do
         save=$out/$name/seed$seed
-        run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data=$data" \
-            "common.user_dir=$root/user_dir" "common.seed=$seed" "checkpoint.save_dir=$save" \
-            "hydra.run.dir=$save/hydra" ${overrides[@]+"${overrides[@]}"}
+        run fairseq-hydra-train --config-dir "$here" --config-name "$recipe" "task.data='$data'" \
+            "common.user_dir='$root/user_dir'" "common.seed=$seed" "checkpoint.save_dir='$save'" \
+            "hydra.run.dir='$save/hydra'" ${overrides[@]+"${overrides[@]}"}
     done
 }
 

@@ -76,6 +76,8 @@ def test_documents_are_in_one_part_and_stay_there(tmp_path: Path) -> None:
     for folder, every, named in (("po", 2, "--every"), ("empty", 40, "empty")):
         assert named in script(SPLIT, tmp_path / folder, tmp_path / "none", "--every", every).stderr
         assert not (tmp_path / "none").exists()
+    for out in ("po", "po/copies"):
+        assert f"{tmp_path / out} is in {tmp_path / 'po'}" in script(SPLIT, tmp_path / "po", tmp_path / out).stderr
 
 
 TEXTS = {"en": "A well-known man's dog, no {}.\n", "de": "Hund Nr. {} eines bekannten Mannes \u2013 da.\n"}

@@ -62,8 +62,8 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
     """Train the named models with one seed, and yield fairseq's output lines."""
     every = max(1, args.updates // 10)
     overrides = [
-        f"common.user_dir={HERE.parents[1] / 'user_dir'}",
-        f"task.data={args.data.resolve()}",
+        f"common.user_dir={quoted(HERE.parents[1] / 'user_dir')}",
+        f"task.data={quoted(args.data.resolve())}",
         f"optimization.max_update={args.updates}",
         f"dataset.validate_interval_updates={every}",
         f"checkpoint.save_interval_updates={every}",
@@ -72,7 +72,7 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
     ]
     keys = [override.partition("=")[0].lstrip("+~") for override in overrides]
     where = [
-        f"hydra.sweep.dir={args.out.resolve() / args.family}",
+        f"hydra.sweep.dir={quoted(args.out.resolve() / args.family)}",
         "hydra.sweep.subdir=${hydra.job.override_dirname}",
         f"hydra.job.config.override_dirname.exclude_keys=[{','.join(key for key in keys if '/' not in key)}]",
     ]
@@ -80,6 +80,11 @@ def train(args: argparse.Namespace, cells: list[str], seed: int) -> Iterator[str
     return fairseq_lines(
         "hydra-train", "--multirun", *config, f"+cell={','.join(cells)}", f"common.seed={seed}", *overrides, *where
     )
+
+
+def quoted(path: Path) -> str:
+    """Quote a path for hydra, whose grammar would read a comma as a list, and refuse letters such as ü."""
+    return "'" + str(path).replace("'", "\\'") + "'"
 
 
 def result(args: argparse.Namespace, cell: str, seed: int) -> Result | None:

@@ -35,6 +35,8 @@ def main() -> None:
         parser.error(f"--every must be at least 3, got {args.every}")
     if not args.catalogues.is_dir():
         sys.exit(f"{args.catalogues} is not a folder: give the folder of the catalogues")
+    if args.catalogues.resolve() in (args.out.resolve(), *args.out.resolve().parents):
+        sys.exit(f"{args.out} is in {args.catalogues}, where a later call would read the copies: choose another OUT")
     files = sorted(path for path in args.catalogues.rglob("*.po") if path.is_file())
     if not files:
         sys.exit(f"{args.catalogues} contains no catalogues (*.po): choose another folder")

@@ -234,7 +234,7 @@ class CheckingTorch(ModuleType):
         except pickle.UnpicklingError as error:
             reason = str(error.__context__ or error)
             if foreign := re.search(r"GLOBAL (\S+)", reason):
-                reason = f"it holds {foreign[1]}, which no checkpoint of fairseq needs"
+                reason = f"it holds {foreign[1]}, which no checkpoint of a translation model needs"
             raise ValueError(reason) from None
         except RuntimeError as error:
             if "weights_only" not in str(error):

@@ -16,7 +16,13 @@ from omegaconf import MISSING, DictConfig, OmegaConf
 from fairseq_plugins.common.options import FINITE, FRACTION, NOT_NEGATIVE, POSITIVE, SIZE, Range, flag, literal
 
 # The first of these options that a parser defines shows which command the parser belongs to.
-COMMAND_OF_OPTION = {"buffer_size": "interactive", "beam": "generate", "max_epoch": "train", "path": "validate"}
+COMMAND_OF_OPTION = {
+    "buffer_size": "interactive",
+    "beam": "generate",
+    "max_epoch": "train",
+    "context_window": "eval-lm",
+    "path": "validate",
+}
 GENERATE, INTERACTIVE, TRAIN, VALIDATE = ("generate",), ("interactive",), ("train",), ("validate",)
 TRANSLATE = (*GENERATE, *INTERACTIVE)
 COMMANDS = (*TRANSLATE, *TRAIN, *VALIDATE)

@@ -20,6 +20,7 @@ PARSERS = {
     "generate": options.get_generation_parser,
     "interactive": options.get_interactive_generation_parser,
     "validate": options.get_validation_parser,
+    "eval-lm": options.get_eval_lm_parser,
 }
 OURS = f"--arch {ARCHITECTURES[0]}"
 
@@ -78,6 +79,7 @@ TAKEN = [
     f"train {OURS} --best-checkpoint-metric best --maximize-best-checkpoint-metric",
     f"train {OURS}",
     "validate --path x --task translation",
+    "eval-lm --path x --gen-subset valid --num-shards 2",
     "generate --tokenizer moses --source-lang src --target-lang tgt",
     "generate --prefix-size 1 --score-reference",
     "interactive --replace-unk",

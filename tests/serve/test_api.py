@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import numpy as np
 import polib
@@ -230,6 +231,10 @@ def test_headers(server: Server, folder: Path, tmp_path: Path) -> None:
         assert headers["x-content-type-options"] == "nosniff"
     with serving(tmp_path / "log", folder, "--cors", "https://a.example") as other:
         assert other.ask("/languages", headers=origin)[2]["access-control-allow-origin"] == "https://a.example"
+        wish = {"access-control-request-method": "POST", "access-control-request-headers": "content-type"}
+        preflight = Request(f"{other.url}/translate", headers={**origin, **wish}, method="OPTIONS")
+        with urlopen(preflight) as answer:
+            assert answer.status == 200
         assert "access-control-allow-origin" not in other.ask("/languages", headers={"origin": "https://b.example"})[2]
 
 

@@ -342,7 +342,9 @@ def make_app(models: Mapping[Pair, Batches], limits: Limits) -> Starlette:
         Route("/frontend/settings", api.settings),
         Mount("/", StaticFiles(directory=Path(__file__).with_name("page"), html=True)),
     ]
-    cors = Middleware(CORSMiddleware, allow_origins=limits.origins, allow_headers=["content-type"])
+    cors = Middleware(
+        CORSMiddleware, allow_origins=limits.origins, allow_methods=["GET", "POST"], allow_headers=["content-type"]
+    )
     middleware = [cors] if limits.origins else []
     handlers: Any = dict.fromkeys((HTTPException, ClientDisconnect, Exception), refuse)
     return Starlette(routes=routes, middleware=middleware, exception_handlers=handlers, lifespan=lifespan)
