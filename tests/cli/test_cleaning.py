@@ -112,6 +112,8 @@ def test_broken_encodings(tmp_path: Path) -> None:
             broken = pytest.raises(ValueError, match=f"--{part}: .* in 11 of 200") if number > 10 else nullcontext()
             with broken:
                 cleaned(tmp_path, GOOD, **{part: [*GOOD[number:200], *[("A \ufffd.", "Ein A.")] * number]})
+        with pytest.raises(ValueError, match=f"--{part}: .* in 2 of 3"):
+            cleaned(tmp_path, GOOD, **{part: [GOOD[0], *[("A \ufffd.", "Ein A.")] * 2]})
 
 
 def test_the_rules_that_removed_a_whole_text_are_named(tmp_path: Path) -> None:

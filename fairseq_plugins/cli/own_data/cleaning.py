@@ -61,9 +61,11 @@ def pair_up(source: Path, target: Path, languages: tuple[str, str]) -> list[File
     if not source.is_dir():
         for path in (source, target):
             refuse_pipe(path)
-        if source.samefile(target) and not _of_both_languages(source):
+        if not source.samefile(target):
+            return [(source, target)]
+        if not _of_both_languages(source):
             raise ValueError(f"{source} has one language: give SOURCE and TARGET, or one file (*{', *'.join(BOTH)})")
-        return [(source, target)]
+        return [(source, source)]
     if source == target:
         files = _of_both_languages(source)
         if not files:
@@ -166,8 +168,8 @@ def read_pairs(files: Sequence[FilePair], languages: tuple[str, str]) -> Iterato
             header = language_of(catalogue)
             if pairs and header and _base(header) != _base(languages[1]):
                 raise ValueError(
-                    f"{source}: the header names the language {header}, not {languages[1]}; leave out the file, or "
-                    "correct its header"
+                    f"{source}: the header names the language {header}, not {languages[1]}; leave out the file, "
+                    "correct its header, or give another --target-lang"
                 )
             yield from pairs
         else:
@@ -290,7 +292,7 @@ def _write_usable_pairs(
 
 
 def _refuse_other_encoding(broken: int, found: int, part: str = "") -> None:
-    if broken > MOST_BROKEN * max(found, FEW):
+    if broken > MOST_BROKEN * max(found, FEW) or broken > found / 2:
         raise ValueError(
             f"{part}invalid UTF-8 or U+FFFD in {broken} of {found} pairs; convert the text, for example with iconv"
         )

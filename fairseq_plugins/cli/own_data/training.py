@@ -151,10 +151,10 @@ class Training:
         lengths = [line.count(" ") + 1 for line in read_text(training_part, "")]
         words = [str(binary), *self.own, *languages, *self.settings(len(lengths), sum(lengths)), *self.wishes]
         chosen = vars(parse(words))
-        if chosen["fp16"] and not torch.cuda.is_available():
+        if chosen["fp16"] and (chosen["cpu"] or not torch.cuda.is_available()):
             raise ValueError(
                 f"{self.save}: float16 needs a GPU, because fairseq crashes on a CPU when a gradient overflows; train "
-                "on a GPU, or in another OUT without --fp16"
+                "on a GPU, or omit --fp16; a training begun in float16 needs another OUT"
             )
         best = self.model.usual_epochs(len(lengths), chosen["dropout"]) if "dropout" in chosen else math.inf
         progress = Progress(best + max(chosen["patience"], 0), chosen)
