@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -106,6 +107,10 @@ def test_broken_encodings(tmp_path: Path) -> None:
     german_file.write_text("\n".join(german), encoding="latin-1", errors="replace")
     with pytest.raises(ValueError, match="2999 of 3000"):
         cleaned(tmp_path, read_pairs([files], LANGUAGES))
+    for content in ("Text.\n".encode("utf-16"), gzip.compress(b"Text.\n")):
+        english_file.write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.en is gzipped or in UTF-16"):
+            list(read_pairs([files], LANGUAGES))
     broken = BAD["broken"][0]
     for part in ("valid", "test"):
         cleaned(tmp_path, GOOD, **{part: [*GOOD[:190], *[broken] * 10]})
