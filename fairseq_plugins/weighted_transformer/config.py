@@ -112,6 +112,8 @@ PRESETS: dict[str, dict[str, Any]] = {
     "weighted_transformer_8layer": _sizes(8, 512, 2048, 8, 0.3),
     # Not in the paper: the sizes of fairseq's transformer_iwslt_de_en.
     "weighted_transformer_iwslt_de_en": _sizes(6, 512, 1024, 4, 0.3),
+    # Not in the paper: a model for tens of thousands of sentences (examples/documentation).
+    "weighted_transformer_256": _sizes(3, 256, 1024, 4, 0.2),
     # Not in the paper: a model for the quickstart, which trains in minutes on two cores.
     "weighted_transformer_tiny": _sizes(2, 128, 512, 4, 0.1),
 }

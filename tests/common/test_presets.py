@@ -90,8 +90,9 @@ WEIGHTED_TRANSFORMER = {
     "weighted_transformer_2layer": (2, 512, 2048, 8, 0.1, 36),  # C
     "weighted_transformer_4layer": (4, 512, 2048, 8, 0.1, 50),
     "weighted_transformer_8layer": (8, 512, 2048, 8, 0.3, 80),
-    # These two are not in the paper: fairseq's (see below) with its recipe's dropout, and the quickstart's.
+    # Not in the paper: fairseq's (see below) with its recipe's dropout, and those of examples/.
     "weighted_transformer_iwslt_de_en": (6, 512, 1024, 4, 0.3, None),
+    "weighted_transformer_256": (3, 256, 1024, 4, 0.2, None),
     "weighted_transformer_tiny": (2, 128, 512, 4, 0.1, None),
 }
 
