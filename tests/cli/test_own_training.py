@@ -153,8 +153,10 @@ def test_a_training_keeps_its_precision(tmp_path: Path, monkeypatch: pytest.Monk
         assert ("--bf16" in own_training.Training("convs2s_tiny", save, []).settings(9, 9)) != fp32
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
     assert "--bf16" not in own_training.Training("convs2s_tiny", tmp_path / "new", [], fp32=True).settings(9, 9)
-    with pytest.raises(ValueError, match="needs a GPU"):
-        train(data, tmp_path / "half", "--fp16")
+    for has_gpu, options in ((False, ["--fp16"]), (True, ["--fp16", "--cpu"])):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda has_gpu=has_gpu: has_gpu)
+        with pytest.raises(ValueError, match="needs a GPU"):
+            train(data, tmp_path / "half", *options)
     for folder, more in ((save, []), (tmp_path / "new", ["--bf16"])):
         with pytest.raises(ValueError, match=r"--fp32: .*--bf16"):
             own_training.Training("convs2s_tiny", folder, more, fp32=True).settings(9, 9)
